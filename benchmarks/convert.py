@@ -54,25 +54,25 @@ def main() -> None:
     options = parser.parse_args()
     if options.convert is not None:
         return convert(json.loads(options.convert))
-    with tempfile.TemporaryDirectory(dir=options.folder) as place:
-        size = write_model(Path(place) / "source", options.model)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        size = write_model(Path(folder) / "source", options.model)
         print(f"{options.model}: {size / 1e9:.2f} GB in bf16")
-        measure(Path(place), options, size)
+        measure(Path(folder), options, size)
     return None
 
 
-def measure(place: Path, options: argparse.Namespace, size: int) -> None:
+def measure(folder: Path, options: argparse.Namespace, size: int) -> None:
     seconds: dict[str, list[float]] = {}
     for _ in range(options.rounds):
         if options.model == "1b":
-            seconds.setdefault("cp + fsync", []).append(copy(place / "source", place / "copy"))
+            seconds.setdefault("cp + fsync", []).append(copy(folder / "source", folder / "copy"))
         for name, degrees in WAYS.items():
-            shards, back = place / "shards", place / "back"
+            shards, back = folder / "shards", folder / "back"
             for way, given in (
                 (
                     f"to nxd, {name}",
                     {
-                        "source": str(place / "source"),
+                        "source": str(folder / "source"),
                         "destination": str(shards),
                         "to": "nxd",
                         "xser": options.xser,
@@ -81,12 +81,13 @@ def measure(place: Path, options: argparse.Namespace, size: int) -> None:
                 ),
                 (f"to hf, {name}", {"source": str(shards), "destination": str(back), "to": "hf"}),
             ):
-                told = run({**given, "workers": options.workers})
-                seconds.setdefault(way, []).append(told["seconds"])
-                ratio = told["written"] / size
+                result = run({**given, "workers": options.workers})
+                seconds.setdefault(way, []).append(result["seconds"])
+                ratio = result["written"] / size
                 print(
-                    f"{way}: {told['seconds']:.2f} s wall, {told['cpu_seconds']:.2f} s CPU, {told['files']} files, "
-                    f"{ratio:.2f} x the model written, {told['anonymous'] / 2**20:.1f} MiB anonymous above the imports",
+                    f"{way}: {result['seconds']:.2f} s wall, {result['cpu_seconds']:.2f} s CPU, "
+                    f"{result['files']} files, {ratio:.2f} x the model written, "
+                    f"{result['anonymous'] / 2**20:.1f} MiB anonymous above the imports",
                     flush=True,
                 )
             shutil.rmtree(shards)
@@ -140,8 +141,8 @@ def convert(given: dict[str, Any]) -> None:
     is_over.set()
     watcher.join()
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    told = {"seconds": seconds, "anonymous": peak - before, "files": report.files, "written": report.size}
-    print(json.dumps({**told, "cpu_seconds": usage.ru_utime + usage.ru_stime}))
+    result = {"seconds": seconds, "anonymous": peak - before, "files": report.files, "written": report.size}
+    print(json.dumps({**result, "cpu_seconds": usage.ru_utime + usage.ru_stime}))
 
 
 def anonymous() -> int:
@@ -157,23 +158,23 @@ def write_model(folder: Path, name: str) -> int:
     folder.mkdir()
     config = normalise({"model_type": "llama", **dict(zip(_SIZES, MODELS[name], strict=True)), "dtype": "bfloat16"})
     (folder / "config.json").write_text(json.dumps(config))
-    header, place = {}, 0
+    header, offset = {}, 0
     for tensor, it in family(config).tensors(config).items():
-        header[tensor] = {"dtype": "BF16", "shape": list(it.shape), "data_offsets": [place, place + 2 * it.size]}
-        place += 2 * it.size
+        header[tensor] = {"dtype": "BF16", "shape": list(it.shape), "data_offsets": [offset, offset + 2 * it.size]}
+        offset += 2 * it.size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     block = os.urandom(_BLOCK)
     with (folder / "model.safetensors").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         if name != "1b":
-            file.truncate(8 + len(text) + place)
-            return place
-        for begin in range(0, place, _BLOCK):
+            file.truncate(8 + len(text) + offset)
+            return offset
+        for begin in range(0, offset, _BLOCK):
             # Shifted, so that no two blocks are the same.
-            file.write((block[begin // _BLOCK :] + block[: begin // _BLOCK])[: place - begin])
+            file.write((block[begin // _BLOCK :] + block[: begin // _BLOCK])[: offset - begin])
         os.fsync(file.fileno())
-    return place
+    return offset
 
 
 if __name__ == "__main__":

@@ -62,11 +62,11 @@ def main(folder: Path, every: int) -> None:
 def save(folder: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """One checkpoint, whole once it has its name; the one before the last goes."""
     held = dict(zip(("model", "optim"), get_state_dict(model, optimizer), strict=True))
-    aside = folder / f"writing-{step}"
-    dcp.save(held, checkpoint_id=aside)
+    temporary = folder / f"writing-{step}"
+    dcp.save(held, checkpoint_id=temporary)
     dist.barrier()
     if dist.get_rank() == 0:
-        aside.rename(folder / f"step-{step}")
+        temporary.rename(folder / f"step-{step}")
         for old in sorted(steps(folder))[:-2]:
             shutil.rmtree(folder / f"step-{old}")
 

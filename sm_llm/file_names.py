@@ -20,11 +20,11 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u206
 _DRIVE = re.compile(r"[A-Za-z]:")
 _DEVICE = re.compile(r"(?:con|prn|aux|nul|(?:com|lpt)[0-9\u00b9\u00b2\u00b3]|conin\$|conout\$|clock\$)")
 """Microsoft Learn, "Naming Files, Paths, and Namespaces"; compared as ``_folded``."""
-_ENDING = re.compile("[.:]")
+_SUFFIX = re.compile("[.:]")
 """Behind the name of a device; a colon also stands before the name of a stream of a file."""
 
 
-def name_fault(name: str, reserved: Iterable[str] = ()) -> str:
+def name_problem(name: str, reserved: Iterable[str] = ()) -> str:
     """Why ``name`` must not become a path below a folder, or "" if it may.
 
     A name is relative, with "/" between parts, none of them empty, ``.`` or ``..``, without control characters,
@@ -49,7 +49,7 @@ def name_fault(name: str, reserved: Iterable[str] = ()) -> str:
     folded = [_folded(part) for part in parts]
     if not all(folded):
         return "a part of it reads as empty, '.' or '..'"
-    if device := next((part for part in folded if _DEVICE.fullmatch(_ENDING.split(part)[0].rstrip())), ""):
+    if device := next((part for part in folded if _DEVICE.fullmatch(_SUFFIX.split(part)[0].rstrip())), ""):
         return f"{device} is the name of a device"
     if any(PART in part for part in folded):
         return f"a name with {PART} is that of a file in the making"
@@ -58,15 +58,15 @@ def name_fault(name: str, reserved: Iterable[str] = ()) -> str:
     return ""
 
 
-def brought_fault(name: str, reserved: Iterable[str] = ()) -> str:
-    """``name_fault`` of a file that is brought into a folder of the user's: no part may be a git repository's own.
+def brought_problem(name: str, reserved: Iterable[str] = ()) -> str:
+    """``name_problem`` of a file that is brought into a folder of the user's: no part may be a git repository's own.
 
     A ``.git/config`` or hook that arrives in a checkout is a program that the next git command runs.
     """
     # ``git~1`` is the short name that Windows gives to ``.git``; a colon begins the name of a stream of a file.
     if any(_folded(part).partition(":")[0] in (".git", "git~1") for part in name.split("/")):
         return ".git is the folder of a repository, whose files are programs"
-    return name_fault(name, reserved)
+    return name_problem(name, reserved)
 
 
 def _folded(part: str) -> str:
@@ -78,7 +78,7 @@ def _folded(part: str) -> str:
     return "".join(it for it in plain if unicodedata.category(it) != "Cf").casefold().rstrip(" .")
 
 
-def paths_fault(paths: Iterable[str]) -> str:
+def paths_problem(paths: Iterable[str]) -> str:
     """Why files of these names cannot lie in one folder: one is there twice, or is a folder of another; else ""."""
     known: set[str] = set()
     for path in paths:

@@ -103,13 +103,13 @@ def cycles(edges: Mapping[str, set[str]]) -> list[set[str]]:
     for node, targets in edges.items():
         for target in targets:
             back[target].add(node)
-    found, placed = [], set()
+    found, assigned = [], set()
     for root in reversed(order):
         group, queue = set(), [root]
         while queue:
             node = queue.pop()
-            if node not in placed:
-                placed.add(node)
+            if node not in assigned:
+                assigned.add(node)
                 group.add(node)
                 queue += back[node]
         found.append(group)
@@ -343,7 +343,7 @@ def test_the_design_shows_the_tree_as_it_is() -> None:
     assert documented_folders() == folders - {"."}
 
 
-def named_places(text: str) -> list[str]:
+def named_paths(text: str) -> list[str]:
     """Modules and folders that a page names, with a slash: ``spec/loading/load``, ``worker/tasks/``."""
     return [it for it in re.findall(r"`([\w./]+)`", text) if "/" in it and not it.startswith(("/", "."))]
 
@@ -356,11 +356,11 @@ def is_there(place: str) -> bool:
 def test_the_design_names_what_is_there() -> None:
     text = (ROOT / "docs" / "design.md").read_text()
     assert not is_there("launcher/nowhere")
-    assert [it for it in named_places(text) if not is_there(it)] == []
+    assert [it for it in named_paths(text) if not is_there(it)] == []
     walks = text.split("## 3.", 1)[1].split("## 4.", 1)[0]
     steps = re.split(r"^\d\. ", walks, flags=re.MULTILINE)[1:]
     assert len(steps) > 10
-    assert [it for it in steps if not any((PACKAGE / f"{place}.py").is_file() for place in named_places(it))] == []
+    assert [it for it in steps if not any((PACKAGE / f"{place}.py").is_file() for place in named_paths(it))] == []
 
 
 def test_the_folders_of_the_tests_are_those_of_the_package() -> None:

@@ -59,6 +59,12 @@ PART_CLASSES = {"Cluster", "LogCopy"}
 _PATTERNS = {word: re.compile(rf"\b{word}\b", re.IGNORECASE) for word in WORDS}
 
 
+IDENTIFIERS = {
+    *("aside", "dealt", "goes", "heard", "look", "looked", "looks", "mended", "mint", "said", "says", "tells", "told"),
+}
+"""Words that no function, argument or variable has in its name, in the package, its tests and benchmarks."""
+ALLOWED_IDENTIFIERS = {"look_up", "looks_up", "looked_up", "_LOOKS_UP"}
+"""A look-up is the field's own term."""
 _TEST_NAME = re.compile(r"^ *(?:async )?def (test_\w+)", re.MULTILINE)
 _CODE = re.compile(r"\{[^{}]*\}|``[^`]*``|`[^`]*`")
 """Names of code inside a text."""
@@ -110,6 +116,29 @@ def test_words_are_found_in_comments_strings_and_docstrings_alone() -> None:
     source = 'told = goes_on = 1  # it goes on\nprint(f"x is told {told}")\n\ndef f():\n    """It\n    is mended."""\n'
     lines = lines_of(source)
     assert [number for number, line in lines if any(is_in(word, line) for word in WORDS)] == [1, 2, 6]
+
+
+def odd_identifiers(source: str) -> set[str]:
+    """Names in ``source`` with a word of ``IDENTIFIERS``; test functions, whose names are sentences, aside."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    names = {it.string for it in tokens if it.type == tokenize.NAME and not it.string.startswith("test_")}
+    return {it for it in names - ALLOWED_IDENTIFIERS if IDENTIFIERS & set(it.lower().split("_"))}
+
+
+def test_identifiers_are_standard_terms() -> None:
+    files = [it for folder in ("sm_llm", "tests", "benchmarks", "entrypoints") for it in (ROOT / folder).rglob("*.py")]
+    # The doubles of libraries have the names of these libraries.
+    own = [it for it in files if not it.is_relative_to(ROOT / "tests" / "fixtures" / "nxd_double")]
+    found = {str(it.relative_to(ROOT)): odd_identifiers(it.read_text()) for it in own}
+    assert {file: names for file, names in found.items() if names} == {}
+
+
+def test_an_identifier_with_a_house_word_is_found() -> None:
+    assert odd_identifiers("def f(said):\n    goes_on = look_up(said)\ndef test_a_look():\n    _LOOK = 1\n") == {
+        "said",
+        "goes_on",
+        "_LOOK",
+    }
 
 
 @cache

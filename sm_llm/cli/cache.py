@@ -35,7 +35,7 @@ def ls(place: Place, as_json: AsJson = False, *, options: S3Access) -> None:
         print_json([it.to_json() for it in graphs])
         return
     if not graphs:
-        say(f"{neuron_cache.cache_place(place)} has no graphs")
+        say(f"{neuron_cache.cache_location(place)} has no graphs")
     for compiler, states, count in neuron_cache.summary(graphs):
         shown = ", ".join(f"{number} {state}" for state, number in states.items())
         say(f"{compiler}: {shown}, {size(count)}")

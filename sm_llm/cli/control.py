@@ -22,11 +22,11 @@ def attach(run: RunName = None, storage: Storage = None) -> None:
       sm-llm attach tiny-local
       sm-llm attach local://my-host/4711
     """
-    from sm_llm.launcher.display.live import look_on
+    from sm_llm.launcher.display.live import follow_live
     from sm_llm.launcher.find_runs import attach as find
     from sm_llm.runs.run_states import EXIT_CODES
 
-    state = look_on(find(run, storage=storage), console())
+    state = follow_live(find(run, storage=storage), console())
     raise typer.Exit(0 if state is None else EXIT_CODES.get(state, 0))
 
 

@@ -22,7 +22,7 @@ from sm_llm.contract.image_packages import LOCK_FILE, WHEELHOUSE
 from sm_llm.errors import StorageError
 from sm_llm.owned import PRIVATE, opener, temporary_folder
 from sm_llm.storage.s3.listing import object_pages
-from sm_llm.storage.s3.listing_text import note_faults
+from sm_llm.storage.s3.listing_text import note_problems
 from sm_llm.storage.stored_names import usable
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def download_wheels(uri: str, folder: Path) -> None:
     prefix = f"{prefix.rstrip('/')}/"
     try:
         client = boto3.client("s3")
-        note_faults(client)
+        note_problems(client)
         pages = object_pages(client, bucket, prefix)
         keys = [it["Key"].removeprefix(prefix) for page in pages for it in page.get("Contents") or ()]
         for name in usable((it for it in keys if it.endswith(".whl")), uri):

@@ -17,7 +17,7 @@ from sm_llm.convert.files.views import FORMATS, Slice, View, chunks, same, whole
 from sm_llm.convert.hf_source import SOURCE, clean_names
 from sm_llm.convert.mapping_rules import EMBEDDING, HEAD
 from sm_llm.errors import ConversionError, ConversionRefused, Issue
-from sm_llm.file_names import name_fault
+from sm_llm.file_names import name_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -178,7 +178,7 @@ def _places(folder: Path, stored: Mapping[Any, Any]) -> dict[tuple[str, tuple[in
     found = {}
     for index, info in stored.items():
         name, begin, length = (info.state[it] for it in ("relative_path", "offset", "length"))
-        if "/" in _text(name) or name_fault(name):
+        if "/" in _text(name) or name_problem(name):
             raise ConversionError(f"{folder / METADATA}: a tensor lies in {name!r}, expected a file beside it")
         if info.state.get("transform_descriptors"):
             raise ConversionError(f"{folder / METADATA}: {name} was written through an extension")
@@ -250,23 +250,23 @@ def _rows(entry: _Entry) -> list[list[_Chunk]] | None:
     # Ranks without rows of a small tensor may store empty chunks.
     for it in sorted((it for it in entry.chunks if all(it.sizes)), key=lambda it: it.offsets):
         rows.setdefault((it.offsets[0], it.sizes[0]), []).append(it)
-    place = 0
+    position = 0
     for (begin, height), blocks in rows.items():
-        if begin != place or not _is_row(entry, blocks):
+        if begin != position or not _is_row(entry, blocks):
             return None
-        place += height
-    return list(rows.values()) if place == entry.shape[0] else None
+        position += height
+    return list(rows.values()) if position == entry.shape[0] else None
 
 
 def _is_row(entry: _Entry, blocks: Sequence[_Chunk]) -> bool:
     if len(entry.shape) == 1:
         return len(blocks) == 1
-    place = 0
+    position = 0
     for it in blocks:
-        if it.offsets[1:] != (place, *([0] * (len(entry.shape) - 2))) or it.sizes[2:] != entry.shape[2:]:
+        if it.offsets[1:] != (position, *([0] * (len(entry.shape) - 2))) or it.sizes[2:] != entry.shape[2:]:
             return False
-        place += it.sizes[1]
-    return place == entry.shape[1]
+        position += it.sizes[1]
+    return position == entry.shape[1]
 
 
 def _whole(entry: _Entry, chunk: _Chunk) -> Slice:

@@ -92,7 +92,7 @@ class ShardPlan:
         now: list[ShardTensor] = []
         joined: dict[str, list[ShardTensor]] = {}
         for source in sources:
-            target, tensor = self._placed(source, rank)
+            target, tensor = self._of_rank(source, rank)
             if target:
                 joined.setdefault(target, []).append(tensor)
                 # Joined gate and up stand where the last of the two does; joined query, key and value come after all
@@ -103,7 +103,7 @@ class ShardPlan:
                 now.append(tensor)
         return [*now, *(_join(name, parts) for name, parts in joined.items())]
 
-    def _placed(self, source: str, rank: int) -> tuple[str, ShardTensor]:
+    def _of_rank(self, source: str, rank: int) -> tuple[str, ShardTensor]:
         """The rank's part of one source, and the name of the tensor it is a part of ("" for one of its own)."""
         if source in (EMBEDDING, HEAD):
             return "", self._rows(source, self._vocabulary_pieces(source, rank))
@@ -192,10 +192,10 @@ def primary_and_copies(parts: Iterable[Part]) -> tuple[list[Part], list[tuple[Pa
 
 def gaps(parts: Iterable[Part], length: int) -> Iterator[tuple[int, int]]:
     """Ranges of a source that no part covers, or that two cover, along its axis; nothing for a sound plan."""
-    place = 0
+    position = 0
     for part in parts:
-        if part.begin != place:
-            yield min(place, part.begin), max(place, part.begin)
-        place = part.end
-    if place != length:
-        yield min(place, length), max(place, length)
+        if part.begin != position:
+            yield min(position, part.begin), max(position, part.begin)
+        position = part.end
+    if position != length:
+        yield min(position, length), max(position, length)

@@ -88,7 +88,7 @@ def find_shards(folder: Path) -> NxdSource:
             [Issue("shards-manifest-unreadable", SOURCE, problem, remedy="Remove it and give the degrees as options")]
         ) from None
     # The highest numbers; ``rank_issues`` finds those that are missing below them.
-    tensor, pipeline = (1 + max(it[place] for it in ranks) for place in (0, 1))
+    tensor, pipeline = (1 + max(it[index] for it in ranks) for index in (0, 1))
     return NxdSource(root, ranks, manifest, tensor, pipeline)
 
 

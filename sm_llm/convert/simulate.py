@@ -123,7 +123,7 @@ class Sharded:
         prefix = f"model.layers.{layer}.self_attn."
         bounds = np.cumsum([0, *self._sizes])
         found = []
-        for place, letter in enumerate("qkv"):
+        for index, letter in enumerate("qkv"):
             # By the names that NxD's layers have, not by the plan: a wrong plan must show in the logits.
             own = {f"{prefix}qkv_proj.weight_{letter}", f"{prefix}{letter}_proj.weight"} & self._shards.stages.keys()
             if own:
@@ -132,7 +132,7 @@ class Sharded:
             else:
                 joined = {f"{prefix}qkv_proj.weight_qkv", f"{prefix}qkv_proj.weight"} & self._shards.stages.keys()
                 (name,) = joined
-                found.append(self._linear(rank, name, x, int(bounds[place]), int(bounds[place + 1])))
+                found.append(self._linear(rank, name, x, int(bounds[index]), int(bounds[index + 1])))
         return found[0], found[1], found[2]
 
     def gate_up(self, layer: int, rank: int, x: Array) -> tuple[Array, Array]:

@@ -107,8 +107,8 @@ class Joined:
         return Slice(self._view(part), part.tensor.axis, part.at, part.at + part.end - part.begin)
 
     def _unequal(self, name: str, first: Part, other: Part) -> Issue:
-        places = f"{first.tensor.name} of tp rank {first.rank} and {other.tensor.name} of tp rank {other.rank}"
-        problem = f"{places} must be copies of the same part of {name}, and they differ"
+        pair = f"{first.tensor.name} of tp rank {first.rank} and {other.tensor.name} of tp rank {other.rank}"
+        problem = f"{pair} must be copies of the same part of {name}, and they differ"
         if first.tensor.name != other.tensor.name:
             remedy = "Set tie_word_embeddings: false in the config.json beside the shards to keep both"
         # With the wrong layout, different heads are taken for copies of one.
@@ -216,11 +216,11 @@ def index_json(results: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 def _header(shapes: Mapping[str, tuple[int, ...]], joined: Tensors) -> bytes:
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    place = 0
+    position = 0
     for name, shape in shapes.items():
-        end = place + joined.size(name)
-        entries[name] = {"dtype": joined.dtype(name), "shape": list(shape), "data_offsets": [place, end]}
-        place = end
+        end = position + joined.size(name)
+        entries[name] = {"dtype": joined.dtype(name), "shape": list(shape), "data_offsets": [position, end]}
+        position = end
     body = json.dumps(entries, separators=(",", ":")).encode()
     # The format wants the header's length to be a multiple of 8, filled up with blanks.
     body += b" " * (-len(body) % 8)

@@ -282,13 +282,13 @@ class _Counter:
 
 def check_space(destination: Path, needed: int) -> None:
     """Raise ``ConversionRefused`` where the disk of ``destination`` has fewer than ``needed`` bytes free."""
-    place = destination.absolute()
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
+    nearest = destination.absolute()
+    while not nearest.exists():
+        nearest = nearest.parent
+    free = shutil.disk_usage(nearest).free
     # Where nothing is left to write, a full disk is no reason to refuse.
     if needed and free < needed + _SPARE_BYTES:
-        problem = f"no space: {place} has {free / 2**30:.2f} GiB free, {needed / 2**30:.2f} GiB are needed"
+        problem = f"no space: {nearest} has {free / 2**30:.2f} GiB free, {needed / 2**30:.2f} GiB are needed"
         raise ConversionRefused(
             [Issue("destination-without-space", DESTINATION, problem, remedy="Free some space, or name another disk")]
         )

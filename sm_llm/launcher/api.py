@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from sm_llm.runs.run_paths import mint_run_id, storage_root
+from sm_llm.runs.run_paths import generate_run_id, storage_root
 from sm_llm.storage.uri import join
 from sm_llm.terminal import say
 
@@ -116,7 +116,7 @@ def preview(source: Source, *overrides: Override, **fields: Any) -> tuple[list[P
     from sm_llm.spec.job import WorkflowSpec
 
     loaded = load_whole(source, overrides, fields)
-    plans, run_id = plan_loaded(loaded), mint_run_id(loaded.spec.name)
+    plans, run_id = plan_loaded(loaded), generate_run_id(loaded.spec.name)
     run_uri = join(storage_root(loaded.spec), run_id)
     if isinstance(loaded.spec, WorkflowSpec):
         target = workflows_of(backend(loaded.spec.backend.name))

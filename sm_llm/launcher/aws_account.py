@@ -80,13 +80,13 @@ def aws_errors(action: str) -> Iterator[None]:
         yield
     except ClientError as error:
         code = code_of(error)
-        said = error.response.get("Error", {}).get("Message", "")
+        message = error.response.get("Error", {}).get("Message", "")
         # The services have several codes for expired credentials.
         if code in EXPIRED or "expired" in code.lower():
             account.cache_clear()  # credentials that are refreshed are read anew
             raise Expired(f"{action}: the credentials have expired ({code}). Refresh them") from error
         meaning = _MEANINGS.get(code)
-        raise SubmitError(f"{action}: {meaning} ({said})" if meaning else f"{action}: {code}: {said}") from error
+        raise SubmitError(f"{action}: {meaning} ({message})" if meaning else f"{action}: {code}: {message}") from error
     except (BotoCoreError, HTTPClientError) as error:
         raise SubmitError(f"{action}: {error}{credentials_hint(error)}") from error
 

@@ -47,7 +47,7 @@ def attach(run: str | Path | None = None, *, storage: str | Path | None = None) 
         return found
     if run is not None and str(run).endswith(_SPEC_SUFFIXES) and Path(run).expanduser().is_file():
         return _by_spec(Path(run).expanduser(), storage)
-    places = storage_places(storage)
+    places = storage_locations(storage)
     records = {place: run_records(place) for place in places}
     wanted = [it for found in records.values() for it in found if run is None or str(run) in (it[1].run_id, it[1].name)]
     if wanted:
@@ -143,7 +143,7 @@ def _by_native_job(job: NativeJob, name: str, storage: str | Path | None) -> Run
     """By what the job itself holds while it exists; afterwards by the attempts recorded below ``storage``."""
     if (alive := job.find_run()) is not None:
         return Run(alive)
-    places = storage_places(storage)
+    places = storage_locations(storage)
     matching = [
         (attempt.started, home)
         for place in places
@@ -217,7 +217,7 @@ def _listed(home: RunStore, record: RunRecord) -> Listed:
     )
 
 
-def storage_places(storage: str | Path | None) -> list[str]:
+def storage_locations(storage: str | Path | None) -> list[str]:
     """Where a run that is not named by its address is looked for: what was given, else the default storage and
     ``./runs``."""
     default = storage_address(storage)

@@ -48,7 +48,7 @@ def absolute_inputs(job: JobSpec, base: Path | None = None) -> tuple[JobSpec, di
             channels[channel_name(dotted)] = str(folder)
     for dotted, folder in output_folders(job, base).items():
         _put(task, dotted.split(".")[1:], str(folder))
-    update = {"task": type(job.task).model_validate(task), "inputs": _anchored_places(job.inputs, base or Path.cwd())}
+    update = {"task": type(job.task).model_validate(task), "inputs": _anchored_inputs(job.inputs, base or Path.cwd())}
     return job.model_copy(update=update), channels
 
 
@@ -75,7 +75,7 @@ def anchored(spec: JobSpec | WorkflowSpec, base: Path) -> JobSpec | WorkflowSpec
         name: step.model_copy(
             update={
                 "task": _anchored_task(workflow_job(spec, name), base),
-                "inputs": _anchored_places(step.inputs, base),
+                "inputs": _anchored_inputs(step.inputs, base),
             }
         )
         for name, step in spec.steps.items()
@@ -87,7 +87,7 @@ def _anchored_task(job: JobSpec, base: Path) -> Task:
     return absolute_inputs(job, base)[0].task
 
 
-def _anchored_places(places: dict[str, Input], base: Path) -> dict[str, Input]:
+def _anchored_inputs(places: dict[str, Input], base: Path) -> dict[str, Input]:
     folders = {name: local_folder(place, base) for name, place in places.items() if isinstance(place, str)}
     return {
         name: str(folder) if (folder := folders.get(name)) is not None and folder.exists() else place

@@ -21,7 +21,7 @@ from sm_llm.launcher.run_handle import POLL_SECONDS, RunHandle
 from sm_llm.launcher.submission import Change, submit_job, submit_workflow
 from sm_llm.runs.events.events import EventWriter, StopRequested
 from sm_llm.runs.locate import is_own_endpoint, launch_folder, remember_launch
-from sm_llm.runs.run_paths import STEPS, mint_run_id, storage_root
+from sm_llm.runs.run_paths import STEPS, generate_run_id, storage_root
 from sm_llm.runs.run_record import RequestedRun
 from sm_llm.runs.run_states import RunState
 from sm_llm.runs.run_store import run_store_at
@@ -52,7 +52,7 @@ def begin(loaded: Loaded, storage: str, *, folder: Path | None = None, made_from
     plans = _plans(loaded, folder)
     assert_inputs_exist(plans)
     notes = assert_starts(plans)
-    run_id = mint_run_id(loaded.spec.name)
+    run_id = generate_run_id(loaded.spec.name)
     summaries = [plan.to_json() for plan in plans]
     record = new_record(
         run_id, loaded.spec, loaded.digest, loaded.origins, summaries,

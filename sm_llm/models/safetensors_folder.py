@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue
-from sm_llm.file_names import name_fault
+from sm_llm.file_names import name_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -99,19 +99,19 @@ def _stored(path: Path, data: int, entry: Mapping[str, Any]) -> StoredTensor:
 
 def _check_layout(tensors: Mapping[str, StoredTensor], data: int, size: int) -> None:
     """The tensors must fill the file from the header to its end, without gaps and without overlap."""
-    place = data
+    position = data
     # A header may list its tensors in any order.
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         # A format that is not known here has no width to compare; whether it is one of weights is checked with the
         # config.
         width = _BYTES.get(entry.dtype)
-        if entry.begin != place or (width and entry.end - entry.begin != width * math.prod(entry.shape)):
+        if entry.begin != position or (width and entry.end - entry.begin != width * math.prod(entry.shape)):
             raise ValueError(f"has a damaged header: the bytes of {name} do not fit its shape and place")
-        place = entry.end
-    if size < place:
-        raise ValueError(f"is truncated: {size:,} of {place:,} bytes")
-    if size > place:
-        raise ValueError(f"has {size - place:,} trailing bytes that belong to no tensor")
+        position = entry.end
+    if size < position:
+        raise ValueError(f"is truncated: {size:,} of {position:,} bytes")
+    if size > position:
+        raise ValueError(f"has {size - position:,} trailing bytes that belong to no tensor")
 
 
 def _read(files: Sequence[Path]) -> tuple[dict[Path, dict[str, StoredTensor]], list[Issue]]:
@@ -136,7 +136,7 @@ def _indexed(folder: Path, index: Path) -> tuple[dict[str, StoredTensor], list[I
             Issue("weights-index-invalid", START, f"{index} is not a usable index ({_short(error)})", remedy=_REWRITE)
         ]
     # Before any file is opened: the names come with the weights and may lead anywhere.
-    outside = {name: issue for name in sorted(set(names.values())) if (issue := name_fault(name))}
+    outside = {name: issue for name in sorted(set(names.values())) if (issue := name_problem(name))}
     if outside:
         remedy = "Put the files beside the index and correct the names there, or fetch the whole folder again"
         problem = f"{index} names files outside of its folder, or by names that no file has"
@@ -196,14 +196,14 @@ def _misplaced(
 ) -> Iterator[Issue]:
     """Tensors that are not in the file that the index names, or in several files."""
     for name, file in names.items():
-        places = [shard for shard, part in held.items() if name in part]
-        if len(places) > 1:
+        shards = [shard for shard, part in held.items() if name in part]
+        if len(shards) > 1:
             yield Issue(
-                "weights-tensor-repeated", START, f"{name} is in several files: {', '.join(places)}", remedy=_REWRITE
+                "weights-tensor-repeated", START, f"{name} is in several files: {', '.join(shards)}", remedy=_REWRITE
             )
         # A file that could not be read has its own issue.
-        elif file in held and places != [file]:
-            elsewhere = f"; it is in {places[0]}" if places else ""
+        elif file in held and shards != [file]:
+            elsewhere = f"; it is in {shards[0]}" if shards else ""
             problem = f"{index.parent / file} does not hold {name}, which {index.name} places there{elsewhere}"
             yield Issue("weights-tensor-misplaced", START, problem, remedy=_REWRITE)
 

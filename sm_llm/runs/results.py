@@ -54,16 +54,16 @@ def link_result(home: RunStore, place: Path | str | None) -> None:
     """
     if home.is_remote or place is None:
         return
-    link, aside = home.root / RESULT_LINK, home.root / f".{RESULT_LINK}-{secrets.token_hex(4)}"
+    link, temporary = home.root / RESULT_LINK, home.root / f".{RESULT_LINK}-{secrets.token_hex(4)}"
     # Programs follow the commit, so a run does not fail for want of a link.
     with contextlib.suppress(OSError):
         try:
-            aside.symlink_to(os.path.relpath(place, home.root))
+            temporary.symlink_to(os.path.relpath(place, home.root))
         except OSError:
-            link_tree(Path(place), aside)
+            link_tree(Path(place), temporary)
         # A rename puts no link in the place of a folder, and no folder in the place of one that holds anything.
         if link.is_dir() and not link.is_symlink():
             shutil.rmtree(link)
-        elif not aside.is_symlink():
+        elif not temporary.is_symlink():
             link.unlink(missing_ok=True)  # a folder does not take the place of a link
-        aside.replace(link)
+        temporary.replace(link)

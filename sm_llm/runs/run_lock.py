@@ -16,9 +16,9 @@ from sm_llm.runs.run_paths import RunPaths
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_LOOKS = 5
+_ATTEMPTS = 5
 _LOCKS = Path("/proc/locks")
-_LOOK_SECONDS = 0.01
+_POLL_SECONDS = 0.01
 _LOCK_MODE = 0o600
 """Whoever may open a file, if only to read it, may lock it for ever."""
 
@@ -73,9 +73,9 @@ def is_anyone_alive(run_root: Path) -> bool:
     if not os.access(path, os.W_OK):
         return _is_locked(path)
     # A check takes the lock for an instant, so two checks at once could each take the other for the run.
-    for look in range(_LOOKS):
-        if look:
-            time.sleep(_LOOK_SECONDS)
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(_POLL_SECONDS)
         with _try_exclusive(path) as free:
             if free:
                 return False

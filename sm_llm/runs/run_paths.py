@@ -188,7 +188,7 @@ def step_run_id(run_id: str, step: str) -> str:
     return f"{run_id}-{step}"
 
 
-def mint_run_id(name: str, at: float | None = None, tail: str | None = None) -> str:
+def generate_run_id(name: str, at: float | None = None, tail: str | None = None) -> str:
     """``<name>-<UTC date>-<time>-<4 hex digits>``: sorts by time, unique without asking anyone."""
     # UTC, so that ids from machines in several time zones sort by time.
     moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime(time.time() if at is None else at))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from sm_llm.errors import StorageError, SubmitError
-from sm_llm.file_names import name_fault
+from sm_llm.file_names import name_problem
 from sm_llm.runs.git_state import GitState
 from sm_llm.runs.run_lock import exclusive
 from sm_llm.runs.run_states import RunState
@@ -34,7 +34,7 @@ LATEST = 253_402_300_799
 
 def _plain_name(name: str) -> str:
     """Names in a record become folders: of steps, of copies on this machine."""
-    if fault := "it holds a slash" if "/" in name else name_fault(name):
+    if fault := "it holds a slash" if "/" in name else name_problem(name):
         raise ValueError(f"{name!r} cannot be a name: {fault}")
     return name
 

@@ -37,7 +37,7 @@ class StopRequest:
         self._on_asked = on_asked
         self._is_asked = False
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Raises ``StorageError`` if the store does not answer."""
         if not self._is_asked and self._ask(self._attempt):
             self._is_asked = True

@@ -44,13 +44,13 @@ class FolderStore:
         target = self._path(key)
         with self._reported("create", key):
             # Below the root, because a hard link cannot cross file systems.
-            aside = self.root / _TEMPORARY / temporary_name(target).name
-            make_folders(aside.parent)
+            temporary = self.root / _TEMPORARY / temporary_name(target).name
+            make_folders(temporary.parent)
             try:
-                write_new(aside, body)
-                return self._link(aside, target)
+                write_new(temporary, body)
+                return self._link(temporary, target)
             finally:
-                aside.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
 
     def _link(self, source: Path, target: Path) -> bool:
         try:
@@ -98,12 +98,12 @@ class FolderStore:
         with self._reported("copy", key):
             self._require_object(key, source)
             target.parent.mkdir(parents=True, exist_ok=True)
-            aside = temporary_name(target)
+            temporary = temporary_name(target)
             try:
-                _copy(source, aside)
-                aside.replace(target)
+                _copy(source, temporary)
+                temporary.replace(target)
             finally:
-                aside.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
             fsync_path(target.parent)
 
     def head(self, key: str) -> StoredObject | None:

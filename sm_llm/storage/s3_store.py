@@ -31,15 +31,15 @@ class S3Store(S3Objects):
     def get_file(self, key: str, target: Path) -> None:
         """Fetch one object, verified, to its own name."""
         found = self.require(key)
-        aside = temporary_name(target)
+        temporary = temporary_name(target)
         try:
-            RangesTransfer().download(self, [Copy(key, aside, found.size, found.crc64nvme or "")], lambda _: None)
-            fsync_path(aside)
-            aside.replace(target)
+            RangesTransfer().download(self, [Copy(key, temporary, found.size, found.crc64nvme or "")], lambda _: None)
+            fsync_path(temporary)
+            temporary.replace(target)
             fsync_path(target.parent)
         except OSError as error:
             raise StorageError(f"{self.uri}: cannot copy {key!r} to {target}: {error}") from error
         finally:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             # The name is random, so no later call could continue from this journal.
-            journal_of(aside).unlink(missing_ok=True)
+            journal_of(temporary).unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import StorageError
-from sm_llm.file_names import name_fault
+from sm_llm.file_names import name_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -41,9 +41,9 @@ def report_unknown(place: str, names: Iterable[str]) -> None:
 def path_below(folder: Path, name: str, reserved: Iterable[str] = (), *, origin: str = "") -> Path:
     """The path of ``name`` below ``folder``; touches nothing. ``origin`` is where the name comes from.
 
-    Raises ``StorageError`` for a name that ``name_fault`` refuses.
+    Raises ``StorageError`` for a name that ``name_problem`` refuses.
     """
-    if fault := name_fault(name, reserved):
+    if fault := name_problem(name, reserved):
         where = f"{origin}: " if origin else ""
         raise StorageError(f"{where}{name!r} cannot be the name of a file below {folder}: {fault}")
     return folder / name
@@ -57,6 +57,6 @@ def usable(keys: Iterable[str], place: str) -> list[str]:
     found: list[str] = []
     unknown: list[str] = []
     for key in keys:
-        (unknown if name_fault(key) else found).append(key)
+        (unknown if name_problem(key) else found).append(key)
     report_unknown(place, unknown)
     return found

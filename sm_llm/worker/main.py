@@ -78,7 +78,7 @@ def main(
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # torch has errors that are not an Exception
-        frame.tell_failure(error)
+        frame.report_failure(error)
         return EXIT_CODES[RunState.FAILED]
     finally:
         # Last: the report of a failure is among the events.
@@ -117,7 +117,7 @@ class Frame:
             try:
                 # Before inputs are staged: a job that cannot run should not copy data first.
                 _check(kind, context)
-                _tell_changes(context)
+                _report_changes(context)
                 replace_finished(context)
                 # NCCL and gloo read their variables once, when a process group is made.
                 settle_environment(self.environ, context.job.spec.environment)
@@ -137,7 +137,7 @@ class Frame:
         try:
             _task(kind)(context, stage_inputs(context))
         except Stopping as stopping:
-            self.tell_stop(stopping.record)
+            self.report_stop(stopping.record)
             raise
 
     @contextmanager
@@ -162,14 +162,14 @@ class Frame:
             except (Stopping, KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:
-                self.tell_failure(error)
+                self.report_failure(error)
                 raise
 
     def end_now(self, reason: str) -> None:
         """A request to stop while there are no steps to finish: nothing is lost by ending here."""
         assert self.context is not None
         record = StopRecord(reason=reason, checkpoint=self._newest_step())
-        self.tell_stop(record)
+        self.report_stop(record)
         # ``leave`` runs no ``finally``: what is to be kept is stored here.
         self.ship_rest()
         leave(EXIT_CODES[record.state])
@@ -183,12 +183,12 @@ class Frame:
         assert self.context is not None
         return newest_step(self.context.store, self.context.job.run_id)
 
-    def tell_stop(self, record: StopRecord) -> None:
+    def report_stop(self, record: StopRecord) -> None:
         """Leave ``output/stopped``: torchrun loses exit codes."""
         with suppress(OSError):
             record.write(container_paths(self.environ).stopped)
 
-    def tell_failure(self, error: BaseException) -> None:
+    def report_failure(self, error: BaseException) -> None:
         """Report once, to all: the other processes, the platform, the event log, the log."""
         if self._reported:
             return
@@ -217,7 +217,7 @@ def _check(kind: str, context: WorkerContext) -> None:
     context.check_hosts()
 
 
-def _tell_changes(context: WorkerContext) -> None:
+def _report_changes(context: WorkerContext) -> None:
     if context.changes:
         digest = context.job.spec_digest[:12]
         context.notice(f"changed by hyperparameters: {', '.join(context.changes)}; the specification is now {digest}")

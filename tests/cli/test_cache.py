@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from sm_llm.cli.app import app
 from sm_llm.errors import StorageError
-from sm_llm.launcher.tools.neuron_cache import cache_place, clear, ls, unlock
+from sm_llm.launcher.tools.neuron_cache import cache_location, clear, ls, unlock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +52,7 @@ def test_graphs_are_listed_with_their_state(storage: Path) -> None:
         (OLD, "MODULE_2+aa", "failed"),
         (NEW, "MODULE_1+bb", "not compiled"),
     ]
-    assert cache_place(str(storage)) == cache_place(f"{storage}/neuron-compile-cache/")
+    assert cache_location(str(storage)) == cache_location(f"{storage}/neuron-compile-cache/")
 
 
 def test_failed_graphs_are_deleted_and_nothing_else(storage: Path) -> None:

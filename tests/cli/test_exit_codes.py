@@ -12,7 +12,7 @@ import typer
 from sm_llm import cli
 from sm_llm.cli.app import VERBS
 from sm_llm.runs.run_states import EXIT_CODES, EXIT_MEANINGS, USAGE_EXIT_CODE
-from tests.cli.test_typed_faults import said
+from tests.cli.test_typed_faults import cli_output
 
 if TYPE_CHECKING:
     Capture = pytest.CaptureFixture[str]
@@ -30,7 +30,7 @@ OF_A_RUN = [
 
 def test_help_docs_and_states_know_the_same_codes(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     documented = [int(code) for code in re.findall(r"^\| (\d+) \|", DOCS.read_text(), re.MULTILINE)]
-    _, text = said(monkeypatch, capsys, "--help")
+    _, text = cli_output(monkeypatch, capsys, "--help")
     section = text.partition("Exit codes")[2].partition("Shell completion")[0]
     shown = [int(code) for code in re.findall(r"^ +(\d+) ", section, re.MULTILINE)]
     assert documented == shown == sorted(EXIT_MEANINGS)
@@ -41,9 +41,9 @@ def test_help_docs_and_states_know_the_same_codes(monkeypatch: pytest.MonkeyPatc
 def test_wrong_usage_of_any_verb_has_its_code(
     verb: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    code, text = said(monkeypatch, capsys, *verb, "--no-such-option")
+    code, text = cli_output(monkeypatch, capsys, *verb, "--no-such-option")
     assert (code, "No such option" in text) == (USAGE_EXIT_CODE, True)
-    assert said(monkeypatch, capsys, *verb, "--help")[0] == 0
+    assert cli_output(monkeypatch, capsys, *verb, "--help")[0] == 0
 
 
 @pytest.mark.parametrize("verb", OF_A_RUN)
@@ -59,7 +59,7 @@ def test_a_run_that_is_not_there_is_wrong_usage_and_the_places_are_listed(
         (("local://nowhere/1",), f"{tmp_path}/runs"),
         (("job.yaml",), f"{tmp_path}/here"),
     ):
-        code, text = said(monkeypatch, capsys, verb, *asked)
+        code, text = cli_output(monkeypatch, capsys, verb, *asked)
         assert (code, place in text) == (USAGE_EXIT_CODE, True), text
         assert "Traceback" not in text
 
@@ -67,7 +67,7 @@ def test_a_run_that_is_not_there_is_wrong_usage_and_the_places_are_listed(
 def test_a_storage_that_is_not_there_is_wrong_usage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    code, text = said(monkeypatch, capsys, "ls", str(tmp_path / "none"))
+    code, text = cli_output(monkeypatch, capsys, "ls", str(tmp_path / "none"))
     assert (code, f"{tmp_path}/none: there is no such folder" in text) == (USAGE_EXIT_CODE, True)
 
 

@@ -26,7 +26,7 @@ from sm_llm.runs.run_states import EXIT_CODES, USAGE_EXIT_CODE, RunState
 from sm_llm.spec.loading.load import load, recipe_files, recipe_summary
 
 
-def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+def cli_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of ``sm-llm`` in this process."""
     monkeypatch.setattr(sys, "argv", ["sm-llm", *argv])
     with pytest.raises(SystemExit) as leaving:
@@ -40,7 +40,7 @@ def test_E21_recipes_keep_their_names_whole_at_any_width(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    code, shown, _ = said(monkeypatch, capsys, "recipes")
+    code, shown, _ = cli_output(monkeypatch, capsys, "recipes")
     assert code == 0
     lines = shown.splitlines()
     assert all(len(line) <= columns for line in lines)
@@ -50,13 +50,13 @@ def test_E21_recipes_keep_their_names_whole_at_any_width(
 
 
 def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(monkeypatch, capsys, "--version") == (0, f"sm-llm {sm_llm.__version__}\n", "")
+    assert cli_output(monkeypatch, capsys, "--version") == (0, f"sm-llm {sm_llm.__version__}\n", "")
 
 
 def test_help_and_docs_list_every_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, text, _ = said(monkeypatch, capsys, "--help")
+    _, text, _ = cli_output(monkeypatch, capsys, "--help")
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
     for code in (*EXIT_CODES.values(), USAGE_EXIT_CODE):
         assert f" {code} " in text
@@ -68,9 +68,9 @@ def test_a_file_that_is_there_is_not_overwritten_by_init(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "my job.yaml"
-    assert said(monkeypatch, capsys, "init", "smoke", str(file))[0] == 0
+    assert cli_output(monkeypatch, capsys, "init", "smoke", str(file))[0] == 0
     file.write_text("mine")
-    code, _, reported = said(monkeypatch, capsys, "init", "smoke", str(file))
+    code, _, reported = cli_output(monkeypatch, capsys, "init", "smoke", str(file))
     assert (code, file.read_text()) == (1, "mine")
     assert (
         f"is there already, and may hold your changes. Give another name, or remove it first: rm '{file}'" in reported
@@ -89,7 +89,7 @@ def test_a_file_that_is_there_is_not_overwritten_by_init(
 def test_an_option_of_prepare_and_the_same_override_are_refused(
     option: tuple[str, ...], override: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, reported = said(monkeypatch, capsys, "prepare", "texts", "--seq-length", "8", *option, override)
+    code, _, reported = cli_output(monkeypatch, capsys, "prepare", "texts", "--seq-length", "8", *option, override)
     assert code == 2
     assert f"{override.partition('=')[0]} is given as an option as well" in reported
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+def cli_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
     """Exit code and everything that ``sm-llm`` prints, in this process."""
     monkeypatch.setattr(sys, "argv", ["sm-llm", *argv])
     with pytest.raises(SystemExit) as leaving:
@@ -51,7 +51,7 @@ def test_E17_options_of_prepare_come_from_the_command_line(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts/a.txt").write_text("some text")
-    code, text = said(monkeypatch, capsys, "prepare", *argv)
+    code, text = cli_output(monkeypatch, capsys, "prepare", *argv)
     assert code == 2
     assert re.search(rf"{re.escape(path)}(\.0)? \(command line\): ", text), text
 
@@ -84,8 +84,8 @@ def test_E17_the_block_that_an_override_creates_comes_from_there() -> None:
 def test_E21_ls_takes_the_storage_as_the_other_verbs_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    assert said(monkeypatch, capsys, "ls", "--storage", str(tmp_path)) == (0, f"no run yet in {tmp_path}\n")
-    code, text = said(monkeypatch, capsys, "ls", str(tmp_path), "--storage", str(tmp_path))
+    assert cli_output(monkeypatch, capsys, "ls", "--storage", str(tmp_path)) == (0, f"no run yet in {tmp_path}\n")
+    code, text = cli_output(monkeypatch, capsys, "ls", str(tmp_path), "--storage", str(tmp_path))
     assert code == 2
     assert "give the storage once" in text
 

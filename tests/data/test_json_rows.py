@@ -160,11 +160,11 @@ def most_objects(work: Callable[[], object]) -> int:
     """How many more small objects there are, at most, when a function that ``work`` calls begins or returns."""
     before, most = sys.getallocatedblocks(), 0
 
-    def look(*_: object) -> None:
+    def poll(*_: object) -> None:
         nonlocal most
         most = max(most, sys.getallocatedblocks() - before)
 
-    sys.setprofile(look)
+    sys.setprofile(poll)
     try:
         work()
     finally:

@@ -17,7 +17,7 @@ from sm_llm.launcher.backends.sagemaker.request import capacity, request, settin
 from sm_llm.launcher.backends.sagemaker.request import distribution as starting
 from sm_llm.launcher.images import images
 from sm_llm.spec import derive
-from tests.cli.test_typed_faults import said
+from tests.cli.test_typed_faults import cli_output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,7 @@ def test_a_dry_run_decides_everything_once() -> None:
 
 def test_so_does_the_command_that_prints_it(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     with calls(DECISIONS | NUMBERS) as found:
-        code, _ = said(monkeypatch, capsys, "fit", "llama-2-7b-fsdp", *ACCOUNT, "--dry-run")
+        code, _ = cli_output(monkeypatch, capsys, "fit", "llama-2-7b-fsdp", *ACCOUNT, "--dry-run")
     assert code == 0
     assert found == dict.fromkeys(DECISIONS | NUMBERS, 1)
 

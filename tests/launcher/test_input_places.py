@@ -42,7 +42,7 @@ def base(bucket: str, s3_server: Any) -> str:
     return f"s3://{bucket}"
 
 
-def look(endpoint: str, task: dict[str, Any], *, has_begun: bool = False, **fields: Any) -> str:
+def probed(endpoint: str, task: dict[str, Any], *, has_begun: bool = False, **fields: Any) -> str:
     """What is wrong with a job, as text."""
     spec = {"name": "look", "task": task, "storage_options": {"endpoint_url": endpoint}, **fields}
     plans = plan_loaded(load_whole(spec))
@@ -71,31 +71,31 @@ def test_a_mistyped_address_in_S3_is_reported_and_a_prefix_is_a_folder(s3_server
     endpoint = s3_server.endpoint
     texts = {"kind": "prepare", "seq_length": 16}
     for place in ("rows-2", "rows-2/", "texts/a.txt"):
-        assert look(endpoint, {**texts, "sources": [f"{base}/{place}"]}) == "", place
-    assert look(endpoint, rows(f"{base}/rows/")) == ""
+        assert probed(endpoint, {**texts, "sources": [f"{base}/{place}"]}) == "", place
+    assert probed(endpoint, rows(f"{base}/rows/")) == ""
     for place in ("row", "rows/rows", "texts/a"):
-        reported = look(endpoint, rows(f"{base}/{place}"))
+        reported = probed(endpoint, rows(f"{base}/{place}"))
         problem = "is not there: no object has this name, and none lies below it"
         assert reported.startswith(f"task.data.train (Python): {problem} (got '{base}/{place}')")
-    assert "the bucket does not exist" in look(endpoint, rows("s3://no-such-bucket/rows"))
+    assert "the bucket does not exist" in probed(endpoint, rows("s3://no-such-bucket/rows"))
 
 
 def test_every_place_is_reported_at_once_and_a_named_input_once(s3_server: Any, base: str) -> None:
     task = train(data={"format": "rows", "seq_length": 16, "train": "inputs.corpus/train", "validation": f"{base}/no"})
-    reported = look(s3_server.endpoint, task, inputs={"corpus": {"uri": f"{base}/nothing"}})
+    reported = probed(s3_server.endpoint, task, inputs={"corpus": {"uri": f"{base}/nothing"}})
     assert [line.split()[1] for line in reported.splitlines()[1:]] == ["inputs.corpus", "task.data.validation"]
-    assert "task.data.train" in look(s3_server.endpoint, task, inputs={"corpus": {"uri": f"{base}/rows"}})
+    assert "task.data.train" in probed(s3_server.endpoint, task, inputs={"corpus": {"uri": f"{base}/rows"}})
 
 
 def test_S12_6g_rows_are_what_prepare_writes(s3_server: Any, base: str) -> None:
     endpoint = s3_server.endpoint
     problem = "has no state.json and no dataset_info.json"
     for place in ("rows-2", "sets"):
-        reported = look(endpoint, rows(f"{base}/{place}"))
+        reported = probed(endpoint, rows(f"{base}/{place}"))
         assert reported.startswith(f"task.data.train (Python): {problem}"), place
-    assert "is an object, where a folder of rows" in look(endpoint, rows(f"{base}/texts/a.txt"))
+    assert "is an object, where a folder of rows" in probed(endpoint, rows(f"{base}/texts/a.txt"))
     data = {"format": "rows", "seq_length": 16, "train": "inputs.corpus/train", "validation": f"{base}/sets"}
-    reported = look(endpoint, train(data=data), inputs={"corpus": {"uri": f"{base}/sets"}})
+    reported = probed(endpoint, train(data=data), inputs={"corpus": {"uri": f"{base}/sets"}})
     assert reported.startswith("task.data.validation (Python): has no state.json")
 
 
@@ -104,13 +104,13 @@ def test_12e_1_every_place_in_S3_holds_what_its_field_reads(s3_server: Any, base
         return train(data={"format": "json_rows", "seq_length": 16, "train": f"{base}/{place}"})
 
     endpoint, prepare = s3_server.endpoint, {"kind": "prepare", "seq_length": 16}
-    assert look(endpoint, lines("lines")) == ""
-    assert "no file that ends in .json" in look(endpoint, lines("texts"))
-    assert "is an object, where" in look(endpoint, lines("lines/a.json"))
-    assert "has no tokenizer.json" in look(endpoint, train(tokenizer=f"{base}/texts"))
-    assert "no file that ends in .txt" in look(endpoint, {**prepare, "sources": [f"{base}/wheels"]})
+    assert probed(endpoint, lines("lines")) == ""
+    assert "no file that ends in .json" in probed(endpoint, lines("texts"))
+    assert "is an object, where" in probed(endpoint, lines("lines/a.json"))
+    assert "has no tokenizer.json" in probed(endpoint, train(tokenizer=f"{base}/texts"))
+    assert "no file that ends in .txt" in probed(endpoint, {**prepare, "sources": [f"{base}/wheels"]})
     weights = {"kind": "convert", "source": f"{base}/texts", "to": "hf"}
-    assert "no file that ends in .safetensors" in look(endpoint, weights)
+    assert "no file that ends in .safetensors" in probed(endpoint, weights)
 
 
 def test_S12_12_a_manifest_is_searched_for_and_what_it_lists_is_not(s3_server: Any, base: str) -> None:
@@ -121,7 +121,7 @@ def test_S12_12_a_manifest_is_searched_for_and_what_it_lists_is_not(s3_server: A
 
     def reported(place: str) -> str:
         inputs = {"corpus": {"uri": f"{base}/{place}", "data_type": "ManifestFile"}}
-        return look(s3_server.endpoint, train(data=data), inputs=inputs, **more)
+        return probed(s3_server.endpoint, train(data=data), inputs=inputs, **more)
 
     assert reported("texts/a.txt") == ""
     assert reported("texts/b.txt").startswith("inputs.corpus (Python): is not there")
@@ -134,7 +134,7 @@ def test_S12_6f_a_wheelhouse_holds_wheels(s3_server: Any, base: str) -> None:
         backend = {"name": "sagemaker", "role": role, "region": "us-east-1", "wheelhouse": f"{base}/{place}"}
         compute = {"instance_type": "ml.m5.2xlarge"}
         more = {"backend": {**backend, "max_run_seconds": 3600}, "compute": compute, "storage": f"{base}/runs"}
-        return look(s3_server.endpoint, train(), **more)
+        return probed(s3_server.endpoint, train(), **more)
 
     assert reported("wheels") == ""
     assert "backend.wheelhouse (Python): is not there" in reported("none")
@@ -149,14 +149,14 @@ def test_a_checkpoint_to_start_from_must_be_one(s3_server: Any, base: str, tmp_p
 
         def start(run: str, *, has_begun: bool = False, root: str = root) -> str:
             task = train(start={"checkpoint": f"{root}/{run}"})
-            return look(s3_server.endpoint, task, has_begun=has_begun)
+            return probed(s3_server.endpoint, task, has_begun=has_begun)
 
         assert start("done") == start("done@40") == ""
         assert "has no checkpoint of step 30" in start("done@30")
         assert "It has those of steps 40" in start("done@30")
         assert "task.start.checkpoint (Python): " in start("typo")
         assert start("typo", has_begun=True) == "", "it goes on from its own checkpoint"
-    assert "has no checkpoint" in look(s3_server.endpoint, train(start={"checkpoint": f"{base}/runs/empty"}))
+    assert "has no checkpoint" in probed(s3_server.endpoint, train(start={"checkpoint": f"{base}/runs/empty"}))
 
 
 def plan_of(task: dict[str, Any], endpoint: str, *overrides: str) -> Result:
@@ -218,7 +218,7 @@ def test_a_store_that_does_not_answer_is_asked_once(capsys: Capture, monkeypatch
         task = train(
             data={"format": "rows", "seq_length": 16, "train": "s3://one-bucket/a", "validation": "s3://other/b"}
         )
-        assert look(f"http://127.0.0.1:{nobody.getsockname()[1]}", task) == ""
+        assert probed(f"http://127.0.0.1:{nobody.getsockname()[1]}", task) == ""
     assert capsys.readouterr().err.count("cannot be checked from here") == 1
 
 
@@ -246,11 +246,11 @@ def test_what_cannot_be_read_from_here_is_left_to_the_job(
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", READER_KEY)
-    assert look(s3_server.endpoint, rows(f"{base}/typo")) == ""
+    assert probed(s3_server.endpoint, rows(f"{base}/typo")) == ""
     assert capsys.readouterr().err.startswith("task.data.train: cannot be checked from here: s3://")
     for name in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
         monkeypatch.delenv(name)
-    assert look(s3_server.endpoint, rows(f"{base}/typo")) == ""
+    assert probed(s3_server.endpoint, rows(f"{base}/typo")) == ""
     assert "Unable to locate credentials" in capsys.readouterr().err
 
 

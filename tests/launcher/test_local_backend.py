@@ -20,7 +20,7 @@ from sm_llm.launcher.backends.local.processes import reserved_port
 from sm_llm.launcher.build_submission import build_submission
 from sm_llm.launcher.job_inputs import absolute_inputs
 from sm_llm.launcher.planner import plan
-from sm_llm.runs.run_paths import RunPaths, mint_run_id
+from sm_llm.runs.run_paths import RunPaths, generate_run_id
 from sm_llm.spec.job import JobSpec
 
 if TYPE_CHECKING:
@@ -196,8 +196,8 @@ def test_channel_names() -> None:
 
 
 def test_run_ids_sort_by_time_and_differ_within_a_second() -> None:
-    assert mint_run_id("job", 0.0, "beef") == "job-19700101-000000-beef"
-    assert len({mint_run_id("job", 0.0) for _ in range(20)}) > 15
+    assert generate_run_id("job", 0.0, "beef") == "job-19700101-000000-beef"
+    assert len({generate_run_id("job", 0.0) for _ in range(20)}) > 15
 
 
 def test_a_reserved_port_is_given_to_nobody_else_but_can_be_served() -> None:

@@ -55,7 +55,7 @@ def test_C12_a_result_in_s3_is_looked_for_before_a_launch(tmp_path: Path, bucket
     open_store(f"s3://{bucket}/begun", options).put_if_absent("run.json", b"{}")
     task = {"kind": "prepare", "seq_length": 16, "train_tokenizer": {"vocab_size": 300}}
 
-    def look(place: str) -> str:
+    def poll(place: str) -> str:
         sources = {**task, "sources": [f"s3://{bucket}/{place}"]}
         try:
             assert_inputs_exist(plan({"name": "x", "task": sources, "storage_options": options}))
@@ -63,9 +63,9 @@ def test_C12_a_result_in_s3_is_looked_for_before_a_launch(tmp_path: Path, bucket
             return str(error)
         return ""
 
-    assert look("done/result/train") == ""
-    assert "is not there" in look("done/result/other")
-    assert "has not published it" in look("begun/result/train")
+    assert poll("done/result/train") == ""
+    assert "is not there" in poll("done/result/other")
+    assert "has not published it" in poll("begun/result/train")
 
 
 @pytest.mark.integration

@@ -219,7 +219,7 @@ def test_of_two_machines_that_continue_a_run_at_once_one_wins_and_one_line_repor
 
 
 def test_two_jobs_with_one_run_id_are_one_run(s3_fakes: Fakes, elsewhere: Elsewhere) -> None:
-    s3_fakes.monkeypatch.setattr("sm_llm.launcher.lifecycle.mint_run_id", lambda name: f"{name}-same")
+    s3_fakes.monkeypatch.setattr("sm_llm.launcher.lifecycle.generate_run_id", lambda name: f"{name}-same")
     s3_fakes.use(SLEEP)
     first = s3_fakes.launch(new=True)
     elsewhere()
@@ -376,16 +376,16 @@ def test_whoever_follows_a_run_bears_a_store_that_is_down_for_a_while(
     run.wait()
     elsewhere()
     there, record, describe = Run(run.uri), S3RunStore.record, Run.describe
-    looks = iter(range(100))
+    clock = iter(range(100))
 
     def down_in_the_middle(home: S3RunStore) -> Any:
-        if 3 <= next(looks) <= 5:
+        if 3 <= next(clock) <= 5:
             raise StorageError(f"{home.uri}: cannot read 'run.json': no answer")
         return record(home)
 
     def running_at_first(self: Run) -> tuple[RunState, str | None]:
         found = describe(self)
-        return found if next(looks) > 8 else (RunState.RUNNING, None)
+        return found if next(clock) > 8 else (RunState.RUNNING, None)
 
     s3_fakes.monkeypatch.setattr(S3RunStore, "record", down_in_the_middle)
     s3_fakes.monkeypatch.setattr(Run, "describe", running_at_first)
@@ -401,7 +401,7 @@ def test_whoever_follows_a_run_bears_a_store_that_is_down_for_a_while(
         assert there.wait(sleep=lambda _: None) is RunState.COMPLETED
     else:
         assert list(there.logs(follow=True)) == ["line"]
-    assert next(looks) > 8
+    assert next(clock) > 8
 
 
 def test_a_store_that_stays_down_ends_the_following_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,5 +186,5 @@ def test_E17_the_remedies_for_random_tokens_work_on_every_recipe_of_them(recipe:
         assert changed.spec.task.data.train == "inputs.mine"  # type: ignore[union-attr]
         assert changed.spec.task.data.seq_length == spec.task.data.seq_length, "shared keys stay"  # type: ignore[union-attr]
         left_out = [name for name in ("rows", "validation_rows") if name in spec.task.data.model_fields_set]  # type: ignore[union-attr]
-        said = f" (leaves out {', '.join(left_out)})" if left_out else ""
-        assert changed.origins["task.data.format"] == f"override{said}"
+        note = f" (leaves out {', '.join(left_out)})" if left_out else ""
+        assert changed.origins["task.data.format"] == f"override{note}"

@@ -153,7 +153,7 @@ def test_a_stopped_run_with_a_checkpoint_can_be_continued_by_the_same_launch(fak
     assert third.continued_attempt is None
 
 
-TOLD = """
+REPORTS_TERM = """
 import signal
 signal.signal(signal.SIGTERM, lambda *_: (paths.root / 'told').touch())
 """
@@ -162,7 +162,7 @@ signal.signal(signal.SIGTERM, lambda *_: (paths.root / 'told').touch())
 
 def test_whoever_is_asked_to_stop_again_still_saves(fakes: Fakes) -> None:
     saves = "while not (paths.root / 'asked-again').exists(): time.sleep(0.01)\ntime.sleep(0.5); put(2)"
-    fakes.use(f"{TOLD}\n(scratch / 'up').touch()\n{saves}")
+    fakes.use(f"{REPORTS_TERM}\n(scratch / 'up').touch()\n{saves}")
     run = fakes.launch()
     fakes.wait_until(lambda: up(run))
     run.stop()
@@ -174,7 +174,7 @@ def test_whoever_is_asked_to_stop_again_still_saves(fakes: Fakes) -> None:
 
 
 def test_stop_now_kills_what_ignores_a_stop_asked_for_before(fakes: Fakes) -> None:
-    fakes.use(TOLD + SLEEP)
+    fakes.use(REPORTS_TERM + SLEEP)
     run = fakes.launch()
     fakes.wait_until(lambda: up(run))
     run.stop()
@@ -247,12 +247,12 @@ def test_an_attempt_that_begins_while_it_is_read_is_running(fakes: Fakes, monkey
     assert fakes.end(run) is RunState.FAILED
     claimed = Attempt(number=2, native_id="", host="here", started=time.time())
     run.home.update(lambda record: record.with_attempt(claimed))
-    looks = iter([False, True])
+    polls = iter([False, True])
 
     def begins(_: Path) -> bool:
         begun = claimed.model_copy(update={"native_id": "1"})
         run.home.update(lambda record: record.with_attempt(begun))
-        return next(looks)
+        return next(polls)
 
     monkeypatch.setattr(local_run, "is_anyone_alive", begins)
     assert run.state is RunState.RUNNING

@@ -15,7 +15,7 @@ from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations import def
 from sm_llm.launcher.backends.sagemaker.sdk import estimators
 from sm_llm.launcher.planner import plan
 from sm_llm.spec.parallelism.nxd import NxdSpec
-from tests.cli.test_typed_faults import said
+from tests.cli.test_typed_faults import cli_output
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,10 +88,10 @@ def test_planning_and_dry_runs_show_it_with_the_code_of_a_refusal(
     file.write_text(json.dumps(spec))
     (planned,) = plan(spec)
     assert [it.path for it in planned.unsupported] == [path]
-    code, text = said(monkeypatch, capsys, "plan", str(file))
+    code, text = cli_output(monkeypatch, capsys, "plan", str(file))
     assert code == 2
     assert "cannot run" in text
-    code, text = said(monkeypatch, capsys, "fit", str(file), "--dry-run")
+    code, text = cli_output(monkeypatch, capsys, "fit", str(file), "--dry-run")
     assert (code, "TrainingJobName" in text) == (2, True)
     assert "there is no worker for" in text
     (submission,) = launch(spec, dry_run=True)

@@ -314,15 +314,15 @@ def test_a_store_that_is_down_is_an_error_and_not_an_old_copy(
 
 def test_a_request_to_stop_reaches_the_attempt_it_was_made_of(home: S3RunStore) -> None:
     asked: list[int] = []
-    looks = [
+    polls = [
         StopRequest(home.is_asked_to_stop, number, lambda number=number: asked.append(number)) for number in (1, 2)
     ]  # type: ignore[misc]
-    for it in looks:
-        it.look()
+    for it in polls:
+        it.poll()
     home.request_stop(1)
     home.request_stop(2)
-    for it in [*looks, *looks]:
-        it.look()
+    for it in [*polls, *polls]:
+        it.poll()
     assert asked == [2]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sm_llm.launcher.images.images import rows
-from sm_llm.spec.machines.neuron_releases import RELEASES, release_fault
+from sm_llm.spec.machines.neuron_releases import RELEASES, release_problem
 
 
 def test_the_images_of_the_launcher_are_those_of_the_table() -> None:
@@ -22,7 +22,7 @@ def test_the_images_of_the_launcher_are_those_of_the_table() -> None:
 @pytest.mark.parametrize("release", [it for it in RELEASES if it.trains], ids=lambda it: it.sdk)
 def test_the_packages_of_a_release_are_accepted_with_their_builds(release: object) -> None:
     packages = release.packages  # type: ignore[attr-defined]
-    assert release_fault({name: f"{version}+0f1dac25" for name, version in packages.items()}) is None
+    assert release_problem({name: f"{version}+0f1dac25" for name, version in packages.items()}) is None
 
 
 @pytest.mark.parametrize(
@@ -36,17 +36,17 @@ def test_the_packages_of_a_release_are_accepted_with_their_builds(release: objec
 def test_NX02_packages_of_two_releases_are_refused_with_the_image_to_use(
     change: dict[str, str | None], shown: str
 ) -> None:
-    fault = release_fault({**RELEASES[0].packages, **change}) or ""
+    fault = release_problem({**RELEASES[0].packages, **change}) or ""
     assert shown in fault
     assert f"use its image pytorch-training-neuronx:{RELEASES[0].image}" in fault
 
 
 def test_the_release_that_fits_neuronx_distributed_is_the_one_to_use() -> None:
     newest = next(it for it in RELEASES if it.sdk == "2.30.0")
-    fault = release_fault({**newest.packages, "neuronx-cc": "2.23.6484.0"}) or ""
+    fault = release_problem({**newest.packages, "neuronx-cc": "2.23.6484.0"}) or ""
     assert newest.image in fault
 
 
 def test_releases_whose_training_api_was_not_read_are_refused() -> None:
     old = next(it for it in RELEASES if it.sdk == "2.27.1")
-    assert "2.28.0" in (release_fault(old.packages) or "")
+    assert "2.28.0" in (release_problem(old.packages) or "")

@@ -9,7 +9,7 @@ import pytest
 
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.loading.load import read_source
-from sm_llm.spec.loading.overrides import placed
+from sm_llm.spec.loading.overrides import resolved
 from sm_llm.spec.schema import dotted_paths, knows
 from sm_llm.spec.tree import Tree
 from sm_llm.spec.validation.fields import nearest
@@ -49,7 +49,7 @@ def test_a_field_is_suggested_for_its_other_names(end: str) -> None:
     job = next(it for it in JOBS if any(".".join(path).endswith(end) for path in dotted_paths(JobSpec, it)))
     block = end.split(".")[:-1]
     for name in OTHER_NAMES[end].split():
-        _, issue = placed(JobSpec, (name,), job)
+        _, issue = resolved(JobSpec, (name,), job)
         if issue is not None:  # ``weights`` alone; a few names are keys of the whole job
             found = suggested(issue.remedy)
             assert any(it.endswith(end) for it in found), f"{name}: {issue.remedy}"
@@ -94,11 +94,11 @@ def test_a_word_for_a_choice_leads_to_the_key_that_chooses(typed: str, meant: st
 )
 def test_in_a_workflow_what_is_suggested_can_be_typed(typed: str, meant: list[str]) -> None:
     whole = read_source("tiny-local").value
-    _, issue = placed(WorkflowSpec, tuple(typed.split(".")), whole)
+    _, issue = resolved(WorkflowSpec, tuple(typed.split(".")), whole)
     assert issue is not None
     assert suggested(issue.remedy) == meant
     for path in meant:
-        assert placed(WorkflowSpec, tuple(path.split(".")), whole)[1] is None
+        assert resolved(WorkflowSpec, tuple(path.split(".")), whole)[1] is None
 
 
 @pytest.mark.parametrize(

@@ -140,11 +140,11 @@ def test_an_engine_that_came_on_starts_again_with_new_credentials(
     fault_proxy.rules.append(rule("GET .*data/[ab]", "slow", count=99, seconds=0.5))
     renewed()
     name_files_late(monkeypatch)
-    said: list[str] = []
-    EngineTransfer(engine, announce=said.append).download(store, copies, lambda _: None)
+    output: list[str] = []
+    EngineTransfer(engine, announce=output.append).download(store, copies, lambda _: None)
     assert others.seen == 1
-    assert len(said) == 2
-    assert f"{engine} continues with 1 file" in said[1]
+    assert len(output) == 2
+    assert f"{engine} continues with 1 file" in output[1]
 
 
 def test_credentials_that_stay_expired_are_an_error_that_reports_it(

@@ -201,14 +201,14 @@ def test_a_bandwidth_cap_is_kept_and_taken_by_an_engine_that_can(
     far: S3Store, tmp_path: Path, retry_clock: Any
 ) -> None:
     copies = fill(far, tmp_path, a=3_000_000, b=3_000_000)
-    said: list[str] = []
-    EngineTransfer("s5cmd", max_bandwidth=4_000_000, announce=said.append).download(far, copies, lambda _: None)
+    output: list[str] = []
+    EngineTransfer("s5cmd", max_bandwidth=4_000_000, announce=output.append).download(far, copies, lambda _: None)
     assert retry_clock.seconds > 1.2
-    assert said == ["ranges: 2 files, 6,000,000 bytes"]
-    said.clear()
+    assert output == ["ranges: 2 files, 6,000,000 bytes"]
+    output.clear()
     sources = local_files(tmp_path, c=1000)
-    EngineTransfer("crt", max_bandwidth=4_000_000, announce=said.append).upload(far, sources, lambda _: None)
-    assert said == ["boto3: 1 file, 1,000 bytes"]
+    EngineTransfer("crt", max_bandwidth=4_000_000, announce=output.append).upload(far, sources, lambda _: None)
+    assert output == ["boto3: 1 file, 1,000 bytes"]
 
 
 def test_auto_chooses_by_direction_and_size_and_reports_it(
@@ -216,19 +216,19 @@ def test_auto_chooses_by_direction_and_size_and_reports_it(
 ) -> None:
     monkeypatch.setattr(auto, "RESUME_BYTES", 20 * MIB)
     copies = fill(far, tmp_path, small=10, large=17 * MIB, huge=21 * MIB)
-    said: list[str] = []
-    EngineTransfer(announce=said.append).download(far, copies, lambda _: None)
-    assert [line.split(":")[0] for line in said] == ["crt", "s5cmd", "ranges"]
-    said.clear()
-    EngineTransfer(announce=said.append, resume=False).download(far, copies, lambda _: None)
-    assert [line.split(":")[0] for line in said] == ["crt", "s5cmd"]
-    said.clear()
-    EngineTransfer(announce=said.append).upload(far, local_files(tmp_path, a=10, b=17 * MIB), lambda _: None)
-    assert [line.split(":")[0] for line in said] == ["crt"]
+    output: list[str] = []
+    EngineTransfer(announce=output.append).download(far, copies, lambda _: None)
+    assert [line.split(":")[0] for line in output] == ["crt", "s5cmd", "ranges"]
+    output.clear()
+    EngineTransfer(announce=output.append, resume=False).download(far, copies, lambda _: None)
+    assert [line.split(":")[0] for line in output] == ["crt", "s5cmd"]
+    output.clear()
+    EngineTransfer(announce=output.append).upload(far, local_files(tmp_path, a=10, b=17 * MIB), lambda _: None)
+    assert [line.split(":")[0] for line in output] == ["crt"]
     monkeypatch.setattr(auto.s5cmd, "binary", lambda: None)
-    said.clear()
-    EngineTransfer(announce=said.append, resume=False).download(far, copies, lambda _: None)
-    assert [line.split(":")[0] for line in said] == ["crt"]
+    output.clear()
+    EngineTransfer(announce=output.append, resume=False).download(far, copies, lambda _: None)
+    assert [line.split(":")[0] for line in output] == ["crt"]
     with pytest.raises(StorageError, match="s5cmd is not installed"):
         EngineTransfer("s5cmd")
     with pytest.raises(StorageError, match=r"there is no 'rclone'\. Known: auto, s5cmd, crt, boto3"):
@@ -300,10 +300,10 @@ def test_a_transfer_that_is_killed_leaves_nothing_in_the_temporary_folder(
 
 def test_names_s5cmd_cannot_be_passed_go_by_another_engine(far: S3Store, tmp_path: Path) -> None:
     far.client.put_object(Bucket=far.bucket, Key="data/two\nlines", Body=b"x", ChecksumAlgorithm="CRC64NVME")
-    said: list[str] = []
+    output: list[str] = []
     copies = [Copy("two\nlines", tmp_path / "x.part", 1, "")]
-    EngineTransfer("s5cmd", announce=said.append).download(far, copies, lambda _: None)
-    assert said[0].startswith("ranges")
+    EngineTransfer("s5cmd", announce=output.append).download(far, copies, lambda _: None)
+    assert output[0].startswith("ranges")
 
 
 def test_what_killed_engines_left_is_cleared_and_nothing_else(tmp_path: Path) -> None:

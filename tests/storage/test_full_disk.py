@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 ENGINES = ("s5cmd", "crt", "boto3", "ranges")
-SAYS_FULL = r"(?i)disk full|no space left|out of space|file too large"
+FULL_MESSAGES = r"(?i)disk full|no space left|out of space|file too large"
 
 
 @dataclass
@@ -97,12 +97,12 @@ def names(folder: Path) -> list[str]:
 def test_a_disk_that_fills_up_in_a_fetch_is_reported_once_and_holds_nothing_under_a_final_name(
     store: S3Store, small_disk: SmallDisk, engine: str
 ) -> None:
-    said: list[str] = []
-    transfer = RangesTransfer() if engine == "ranges" else EngineTransfer(engine, announce=said.append)
+    output: list[str] = []
+    transfer = RangesTransfer() if engine == "ranges" else EngineTransfer(engine, announce=output.append)
     copy = Copy("large", small_disk.folder / "large.part", len(BODY), crc64_bytes(BODY))
-    with pytest.raises(DiskError, match=SAYS_FULL):
+    with pytest.raises(DiskError, match=FULL_MESSAGES):
         transfer.download(store, [copy], lambda _: None)
-    assert not [line for line in said if "continues" in line], "it is not tried again on the same disk"
+    assert not [line for line in output if "continues" in line], "it is not tried again on the same disk"
     assert "large" not in names(small_disk.folder)
 
 
@@ -111,14 +111,14 @@ def test_a_disk_that_fills_up_in_a_fetch_is_reported_once_and_holds_nothing_unde
 @pytest.mark.usefixtures("no_room_in_files")
 def test_a_quota_that_is_used_up_is_reported_like_a_full_disk(store: S3Store, tmp_path: Path, engine: str) -> None:
     copy = Copy("large", tmp_path / "large.part", len(BODY), crc64_bytes(BODY))
-    with pytest.raises(DiskError, match=SAYS_FULL):
+    with pytest.raises(DiskError, match=FULL_MESSAGES):
         transfer_of(engine).download(store, [copy], lambda _: None)
 
 
 def test_a_fetch_that_found_the_disk_full_continues_once_there_is_room(s3_bench: Any, small_disk: SmallDisk) -> None:
     commit = s3_bench.publish(1, {"a.bin": BODY[: 5 * MIB], "b.bin": BODY[: 6 * MIB]}).commit
     target = small_disk.folder / "restored"
-    with pytest.raises(StorageError, match=SAYS_FULL):
+    with pytest.raises(StorageError, match=FULL_MESSAGES):
         fetch(s3_bench.store, commit, target, transfer=RangesTransfer(workers=1))
     assert not [name for name in names(target) if not name.endswith((".part", ".ranges"))]
     small_disk.enlarge()
@@ -129,7 +129,7 @@ def test_a_fetch_that_found_the_disk_full_continues_once_there_is_room(s3_bench:
 def test_a_sync_states_before_it_begins_what_will_not_fit(store: S3Store, small_disk: SmallDisk) -> None:
     if not small_disk.mounted:  # a limit of files is seen only when it is met
         small_disk.folder = small_disk.folder / "with-a-limit"
-    with pytest.raises(StorageError, match=SAYS_FULL + r"|only [\d,]+ are free on this disk\. Nothing was fetched"):
+    with pytest.raises(StorageError, match=FULL_MESSAGES + r"|only [\d,]+ are free on this disk\. Nothing was fetched"):
         sync(store.uri, small_disk.folder, options=store.options)
     assert names(small_disk.folder) == []
 
@@ -140,7 +140,7 @@ def test_CK34_a_disk_that_fills_up_in_a_save_leaves_the_checkpoint_before_and_no
     bench.root = small_disk.folder
     bench.publish(1)
     before = names(bench.root)
-    with pytest.raises(StorageError, match=SAYS_FULL):
+    with pytest.raises(StorageError, match=FULL_MESSAGES):
         bench.publish(2, {"a.bin": BODY[: 3 * MIB], "large.bin": BODY})
     assert find_newest(FolderStore(bench.root)).commit.step == 1
     assert names(bench.root) == before
@@ -156,7 +156,7 @@ def test_a_disk_full_to_the_last_byte_cannot_hold_half_a_commit(bench: Any, smal
     if small_disk.mounted:
         with pytest.raises(OSError, match="No space left"):
             (small_disk.folder / "filler").write_bytes(bytes(9 * MIB))
-    with pytest.raises(StorageError, match=SAYS_FULL):
+    with pytest.raises(StorageError, match=FULL_MESSAGES):
         store.put_if_absent("ckpt/commits/step-00000001.json", bytes(9000))
     assert store.get("ckpt/commits/step-00000001.json") is None
     assert [name for name in names(small_disk.folder) if name != "filler"] == []

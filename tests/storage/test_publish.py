@@ -97,18 +97,18 @@ def test_a_mistake_of_our_own_strands_nobody(bench: Any, together: Any) -> None:
 
 def test_CK07_nothing_is_visible_before_the_slowest_node_is_done(bench: Any, together: Any, faulty: Any) -> None:
     seen: list[Any] = []
-    looked = threading.Event()
+    polled = threading.Event()
 
     class Slow(faulty):  # type: ignore[misc]
         def put_file(self, source: Path, key: str) -> Any:
-            looked.wait(10)
+            polled.wait(10)
             return super().put_file(source, key)
 
-    def look() -> None:
+    def poll() -> None:
         seen.append(find_newest(bench.store).commit)
-        looked.set()
+        polled.set()
 
-    timer = threading.Timer(0.2, look)
+    timer = threading.Timer(0.2, poll)
     timer.start()
     results = nodes(bench, together, 2, lambda rank: Slow(bench.store) if rank == 2 else bench.store)
     timer.join()

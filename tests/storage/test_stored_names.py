@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm_llm.errors import StorageError
-from sm_llm.file_names import brought_fault, name_fault, paths_fault
+from sm_llm.file_names import brought_problem, name_problem, paths_problem
 from sm_llm.storage.stored_names import path_below
 
 BAD = [
@@ -26,7 +26,7 @@ BAD = [
 
 @pytest.mark.parametrize("name", BAD)
 def test_s02_s03_a_name_that_leaves_its_folder_is_refused(name: str, tmp_path: Path) -> None:
-    assert name_fault(name)
+    assert name_problem(name)
     with pytest.raises(StorageError, match="cannot be the name of a file"):
         path_below(tmp_path, name, origin="s3://bucket/x")
 
@@ -70,16 +70,16 @@ def test_plain_names_stay_what_they_are(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_A13_24_what_is_brought_is_not_a_repositorys_own(name: str) -> None:
-    assert "whose files are programs" in brought_fault(name)
-    assert not brought_fault("a/.gitignore")
-    assert brought_fault("../x")
+    assert "whose files are programs" in brought_problem(name)
+    assert not brought_problem("a/.gitignore")
+    assert brought_problem("../x")
 
 
 def test_names_of_our_own_are_reserved_whatever_their_case() -> None:
-    assert name_fault(".fetch/source.json", [".fetch/"])
+    assert name_problem(".fetch/source.json", [".fetch/"])
     for name in (".FETCH/a", ".fetch", ".fetch./a", ".fetch /a", ".fe\u200btch/a", "\uff0efetch/a", ".\uff26etch/a"):
-        assert "a name of our own" in name_fault(name, [".fetch/"]), name
-    assert not name_fault("a/.fetch/source.json", [".fetch/"])
+        assert "a name of our own" in name_problem(name, [".fetch/"]), name
+    assert not name_problem("a/.fetch/source.json", [".fetch/"])
 
 
 PARTS = (
@@ -95,7 +95,7 @@ PARTS = (
 @given(st.lists(st.lists(PARTS, max_size=3).map("".join), max_size=6).map("/".join) | st.text())
 def test_s02_an_accepted_name_lies_below_the_folder(name: str) -> None:
     folder = Path("/some/folder")
-    if not name_fault(name):
+    if not name_problem(name):
         path = path_below(folder, name)
         assert path.resolve().is_relative_to(folder)
         assert path != folder
@@ -111,11 +111,11 @@ def test_s02_an_accepted_name_lies_below_the_folder(name: str) -> None:
 def test_s03_no_spelling_of_a_reserved_name_passes(between: list[str], upper: list[bool]) -> None:
     letters = [it.upper() if up else it for it, up in zip("fetch", upper, strict=False)]
     middle = "".join(it + ("\u200b" if gap == "\u200b" else "") for it, gap in zip(letters, between, strict=False))
-    assert name_fault(f".{middle}{''.join(between[5:])}/source.json", [".fetch/"])
+    assert name_problem(f".{middle}{''.join(between[5:])}/source.json", [".fetch/"])
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.lists(st.sampled_from("ab"), min_size=1, max_size=3).map("/".join), max_size=6))
 def test_files_that_cannot_lie_in_one_folder_are_known(paths: list[str]) -> None:
     inside = any(one != other and other.startswith(f"{one}/") for one in paths for other in paths)
-    assert bool(paths_fault(paths)) == (inside or len(set(paths)) < len(paths))
+    assert bool(paths_problem(paths)) == (inside or len(set(paths)) < len(paths))

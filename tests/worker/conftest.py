@@ -76,7 +76,7 @@ def _publishers_end_with_their_test(monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setattr(ScriptPublisher, "start", lambda self: (started.append(self), start(self))[1])
     yield
     for publisher in started:
-        publisher._ending.set()
+        publisher._closing.set()
     for publisher in started:
         publisher._thread.join(60)
         assert not publisher._thread.is_alive()

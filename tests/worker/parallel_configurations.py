@@ -17,7 +17,7 @@ from worker_jobs import train_task
 
 LEAN = {"max_steps": 6, "checkpoint": {"every_steps": 6}, "validation": {"every_steps": 6}}
 """These jobs are about their steps."""
-DEALT = {**LEAN, "checkpoint": {"every_steps": 2}}
+RESHARDED = {**LEAN, "checkpoint": {"every_steps": 2}}
 """The same steps, continued with other degrees."""
 
 DEGREES: dict[int, dict[str, dict[str, Any]]] = {
@@ -108,15 +108,15 @@ def padded(harness: Any, name: str, degrees: dict[str, Any]) -> None:
     harness.run(f"padded-{name}", train_task(data=data, max_steps=4, parallelism=degrees))
 
 
-def dealt_anew(harness: Any, degrees: dict[str, Any]) -> None:
+def resharded(harness: Any, degrees: dict[str, Any]) -> None:
     """Saved by plain FSDP, continued with other degrees, and back."""
-    task = train_task(**DEALT)
-    harness.run("dealt", task, break_at=3)
-    harness.run("dealt", {**task, "parallelism": degrees}, attempt=2, break_at=5)
+    task = train_task(**RESHARDED)
+    harness.run("resharded", task, break_at=3)
+    harness.run("resharded", {**task, "parallelism": degrees}, attempt=2, break_at=5)
     if dist.get_rank() == 0:
-        shutil.copytree(harness.folder / "dealt", harness.folder / "for-others" / "dealt")
+        shutil.copytree(harness.folder / "resharded", harness.folder / "for-others" / "resharded")
     dist.barrier()
-    harness.run("dealt", task, attempt=3)
+    harness.run("resharded", task, attempt=3)
 
 
 def empty_shards(harness: Any) -> None:
@@ -136,11 +136,11 @@ def empty_shards(harness: Any) -> None:
 
 
 def one(harness: Any) -> None:
-    """What the others are compared with, and what four processes have left in ``FOLDER/dealt``."""
+    """What the others are compared with, and what four processes have left in ``FOLDER/resharded``."""
     padded(harness, "alone", {})
     for name in FAMILIES:
         harness.run(f"family-{name}", family_task(harness.folder, name))
-    harness.run("dealt", train_task(**DEALT), attempt=3)
+    harness.run("resharded", train_task(**RESHARDED), attempt=3)
 
 
 def two(harness: Any) -> None:
@@ -153,7 +153,7 @@ def two(harness: Any) -> None:
         harness.run(name, train_task(parallelism=degrees, **LEAN))
     for name in PADDED_2:
         padded(harness, name, DEGREES[2][name])
-    dealt_anew(harness, {"tensor_parallel_degree": 2})
+    resharded(harness, {"tensor_parallel_degree": 2})
 
 
 def four(harness: Any) -> None:
@@ -161,7 +161,7 @@ def four(harness: Any) -> None:
         harness.run(name, train_task(parallelism=degrees, **LEAN))
     for name in PADDED_4:
         padded(harness, name, DEGREES[4][name])
-    dealt_anew(harness, {"tensor_parallel_degree": 2})
+    resharded(harness, {"tensor_parallel_degree": 2})
     empty_shards(harness)
     harness.run("family-mixtral", family_task(harness.folder, "mixtral"))
     for name, degrees in SPLIT_4.items():

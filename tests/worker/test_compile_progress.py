@@ -45,13 +45,13 @@ def progress(tmp_path: Path, clock: Clock) -> CompileProgress:
 
 def after(progress: CompileProgress, clock: Clock, seconds: float) -> None:
     clock.now += seconds
-    progress.look()
+    progress.poll()
 
 
 def test_graphs_are_reported_each_minute_and_what_is_missing_is_named(
     progress: CompileProgress, clock: Clock, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    progress.look()
+    progress.poll()
     graph(tmp_path / "cache", "MODULE_1+aa", "model.neff", "model.done")
     graph(tmp_path / "cache", "MODULE_2+aa")
     after(progress, clock, REPORT_SECONDS / 2)
@@ -63,7 +63,7 @@ def test_graphs_are_reported_each_minute_and_what_is_missing_is_named(
 
 
 def test_every_graph_that_changes_puts_the_stall_off(progress: CompileProgress, clock: Clock, tmp_path: Path) -> None:
-    progress.look()
+    progress.poll()
     for files in ((), ("model.neff",), ("model.neff", "model.done")):
         graph(tmp_path / "cache", "MODULE_1+aa", *files)
         after(progress, clock, STALL)

@@ -47,7 +47,7 @@ def parallel4(worlds_root: Path, forks: dict[str, str]) -> World:
 @pytest.fixture(scope="session")
 def parallel1(worlds_root: Path, parallel4: World, forks: dict[str, str]) -> World:
     """One process takes up what four have left."""
-    left = {"": parallel4.run("for-others") / "dealt"}
+    left = {"": parallel4.run("for-others") / "resharded"}
     return launch(worlds_root, 1, left, environ=forks, script="parallel_configurations.py", name="parallel-1")
 
 
@@ -146,9 +146,9 @@ def assert_continued(run: Path, plain: dict[int, float], steps: list[int], attem
 def test_CK22_CK32_a_checkpoint_continues_under_tensor_parallelism_and_back(
     plain: dict[int, float], parallel2: World
 ) -> None:
-    """Optimiser state and all: the losses are those of an unbroken run. That it is dealt out anew is told."""
-    assert_continued(parallel2.run("dealt"), plain, [0, 2, 4], 3)
-    reported = " ".join(event["message"] for event in events(parallel2.run("dealt"), "notice"))
+    """The optimiser state is resharded too: the losses are those of an unbroken run, and a notice reports it."""
+    assert_continued(parallel2.run("resharded"), plain, [0, 2, 4], 3)
+    reported = " ".join(event["message"] for event in events(parallel2.run("resharded"), "notice"))
     assert "tensor_parallel_degree 1 -> 2" in reported
     assert "tensor_parallel_degree 2 -> 1" in reported
 
@@ -156,8 +156,8 @@ def test_CK22_CK32_a_checkpoint_continues_under_tensor_parallelism_and_back(
 def test_CK32_four_processes_distribute_anew_to_other_degrees_to_one_process_and_back(
     plain: dict[int, float], parallel4: World, parallel1: World
 ) -> None:
-    assert_continued(parallel4.run("dealt"), plain, [0, 2, 4], 3)
-    assert_continued(parallel1.run("dealt"), plain, [0, 2, 4], 3)
+    assert_continued(parallel4.run("resharded"), plain, [0, 2, 4], 3)
+    assert_continued(parallel1.run("resharded"), plain, [0, 2, 4], 3)
 
 
 def test_CK30_more_processes_than_rows_of_a_parameter(parallel4: World) -> None:

@@ -114,7 +114,7 @@ def test_a_training_that_fails_under_the_compiler_is_named(neuron: Path, tmp_pat
 
 
 WAITS = "sm_llm.worker.tasks.compile_progress"
-EAGER = f"import {WAITS} as progress; progress.LOOK_SECONDS = progress.REPORT_SECONDS = 0.2"
+EAGER = f"import {WAITS} as progress; progress.POLL_SECONDS = progress.REPORT_SECONDS = 0.2"
 """Progress at once, so that no test waits for it."""
 
 

@@ -57,7 +57,7 @@ class Shut(FolderStore):
 class Bench:
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.said: list[str] = []
+        self.logged: list[str] = []
         self.store = Shut(root / "run")
         context: Any = SimpleNamespace(
             place=ProcessInfo(),
@@ -65,7 +65,7 @@ class Bench:
             job=SimpleNamespace(run_id="tiny"),
             agent=SimpleNamespace(call=lambda function, *arguments, **named: function(*arguments, **named)),
             emit=lambda event: None,
-            notice=lambda message, level: self.said.append(message),
+            notice=lambda message, level: self.logged.append(message),
         )
         agreement: Any = Alone()
         self.publisher = Publisher(context, self.store, agreement, CheckpointAge(), 3600.0, self._announce)
@@ -97,16 +97,18 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize(
-    ("is_awaited", "said"), [(False, "Training continues, and"), (True, "The run waits for it, and")]
+    ("is_awaited", "logged"), [(False, "Training continues, and"), (True, "The run waits for it, and")]
 )
-def test_a_save_that_fails_is_reported_with_what_happens_meanwhile(bench: Bench, is_awaited: bool, said: str) -> None:
+def test_a_save_that_fails_is_reported_with_what_happens_meanwhile(bench: Bench, is_awaited: bool, logged: str) -> None:
     bench.publisher.is_awaited = is_awaited
     sealed = bench.offer(1)
-    while not bench.said:
+    while not bench.logged:
         assert bench.publisher.failure is None
     bench.store.is_open = True
     assert sealed.done.result(20) is not None
-    assert re.search(rf"the store is shut \(none is published after \d+ s\)\. {said} it is tried again", bench.said[0])
+    assert re.search(
+        rf"the store is shut \(none is published after \d+ s\)\. {logged} it is tried again", bench.logged[0]
+    )
 
 
 def test_nothing_is_promised_of_a_save_that_is_given_up(bench: Bench) -> None:
@@ -114,7 +116,7 @@ def test_nothing_is_promised_of_a_save_that_is_given_up(bench: Bench) -> None:
     sealed = bench.offer(1)
     with pytest.raises(StorageError, match="the store is shut"):
         sealed.done.result(20)
-    assert bench.said[0].endswith(" s)")
+    assert bench.logged[0].endswith(" s)")
 
 
 def test_a_save_that_a_newer_one_replaces_while_all_is_given_up_ends_once(

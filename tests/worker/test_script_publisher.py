@@ -80,7 +80,7 @@ class Cluster:
     def finish(self, *, well: bool = True) -> None:
         for publisher in reversed(self.nodes):
             publisher._complete = well
-            publisher._ending.set()
+            publisher._closing.set()
         for publisher in self.nodes:
             publisher.finish(well=well)
 
@@ -109,8 +109,8 @@ def until(true: Callable[[], object]) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script_publisher, "_LOOK_SECONDS", 0.02)
-    monkeypatch.setattr("sm_llm.worker.supervision.store_all_gather._LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(script_publisher, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr("sm_llm.worker.supervision.store_all_gather._POLL_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -174,11 +174,11 @@ def test_a_link_that_stays_dangling_does_not_hinder_publication(tmp_path: Path) 
 def test_a_bad_look_is_reported_once_and_does_not_end_publication(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = []
+    polls = []
 
     def quiet(folder: Path) -> float:
-        looks.append(folder)
-        if len(looks) < 4:
+        polls.append(folder)
+        if len(polls) < 4:
             raise PermissionError(13, "Permission denied", str(folder))
         return quiet_since(folder)
 
@@ -359,12 +359,12 @@ def test_files_handed_over_to_a_node_that_gives_up_are_late_unless_it_takes_them
     handing(handover)
 
     def given_up(place: Path, step: int) -> Any:
-        looks = iter([False, True])
+        polls = iter([False, True])
 
         def exists() -> bool:
             if (place / str(step)).exists() and taken:
                 (place / str(step)).rename(place / "taken")
-            return next(looks)
+            return next(polls)
 
         return SimpleNamespace(exists=exists)
 

@@ -55,7 +55,7 @@ def test_a_stop_file_stops_the_job_and_a_second_attempt_continues_bit_for_bit(
     with Nodes(tmp_path / "whole", **short) as whole:
         whole.ended()
     stop_file = RunPaths(tmp_path / "run").stop_file
-    before = "from sm_llm.worker.runtime import stop\nstop._LOOK_SECONDS = 0.0\n" + holding(7, stop_file)
+    before = "from sm_llm.worker.runtime import stop\nstop._POLL_SECONDS = 0.0\n" + holding(7, stop_file)
     with Nodes(tmp_path / "run", before=before, **short) as job:
         job.until_step(5)
         stop_file.touch()
@@ -120,13 +120,13 @@ def test_the_first_request_counts_and_a_file_sets_no_limit_of_time(tmp_path: Pat
     clock = Clock()
     requests = StopRequests(3, clock)
     with requests.deferred():
-        requests.look_for(tmp_path / "stop")
+        requests.check_file(tmp_path / "stop")
         assert requests.reason is None
         (tmp_path / "stop").touch()
-        requests.look_for(tmp_path / "stop")
+        requests.check_file(tmp_path / "stop")
         assert requests.reason is None, "looked a moment ago"
         clock.now = 1.5
-        requests.look_for(tmp_path / "stop")
+        requests.check_file(tmp_path / "stop")
         assert requests.reason == "the stop file"
         assert requests.seconds_left(30) is None
         requests._on_signal(signal.SIGTERM, None)

@@ -214,11 +214,11 @@ def test_I10_an_agent_outlives_neither_its_owner_nor_the_grace_time_and_leaves_n
     else:
         os.killpg(owner.pid, signal.SIGTERM)
     await_true(lambda: ended(agent))
-    said = owner.stdout.read()
+    output = owner.stdout.read()
     assert open_uploads(s3_server, bucket) == []
     assert fault_proxy.count("POST .*uploads") == 1, "no other agent began the upload again"
     if how == "group-terminated":
-        assert "the transfer agent is gone: it was asked to end" in said
+        assert "the transfer agent is gone: it was asked to end" in output
 
 
 def test_I10_parts_that_a_SIGKILL_left_go_with_the_next_start(

@@ -70,7 +70,7 @@ class _Region(io.RawIOBase):
     """Bytes ``[begin, begin + length)`` of an open file as a file of their own."""
 
     def __init__(self, file: BinaryIO, begin: int, length: int) -> None:
-        self._file, self._begin, self._length, self._place = file, begin, length, 0
+        self._file, self._begin, self._length, self._position = file, begin, length, 0
 
     def seekable(self) -> bool:
         return True
@@ -79,19 +79,19 @@ class _Region(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._length}[whence]
-        if self._place < 0:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
+        if self._position < 0:
             raise OSError("seek before the beginning")
-        return self._place
+        return self._position
 
     def tell(self) -> int:
-        return self._place
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
-        self._file.seek(self._begin + self._place)
-        body = self._file.read(max(0, min(len(buffer), self._length - self._place)))
+        self._file.seek(self._begin + self._position)
+        body = self._file.read(max(0, min(len(buffer), self._length - self._position)))
         buffer[: len(body)] = body
-        self._place += len(body)
+        self._position += len(body)
         return len(body)
 
 

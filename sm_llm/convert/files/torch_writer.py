@@ -176,7 +176,7 @@ class TorchFile:
     def __init__(self, path: Path, stem: str, pickle: bytes) -> None:
         self._file = path.open("xb", buffering=_BUFFER_BYTES)
         self._stem = stem
-        self._place = 0
+        self._position = 0
         self._early = EarlyWriteback()
         self._records: list[_Record] = []
         self._bytes("data.pkl", pickle)
@@ -191,10 +191,10 @@ class TorchFile:
         self._bytes("version", b"3\n")
         self._end()
         self._file.flush()
-        if self._place >= _LARGE_BYTES:
+        if self._position >= _LARGE_BYTES:
             drop_cache(self._file.fileno())  # begins to write it to the device
         self._file.close()
-        return self._place
+        return self._position
 
     def abort(self) -> None:
         """Close the file as it is."""
@@ -208,7 +208,7 @@ class TorchFile:
         # The header holds the checksum and comes before the data: it is known now for a single piece, else it is
         # written over afterwards.
         first = next(pieces, memoryview(b""))
-        start, crc, count = self._place, zlib.crc32(first), len(first)
+        start, crc, count = self._position, zlib.crc32(first), len(first)
         self._write(self._header(encoded, size, crc))
         seen(first)
         self._write(first)
@@ -216,14 +216,14 @@ class TorchFile:
             crc = zlib.crc32(piece, crc)
             seen(piece)
             self._write(piece)
-            self._early.wrote(self._file.fileno(), self._place)
+            self._early.wrote(self._file.fileno(), self._position)
             count += len(piece)
         if count != size:
             raise AssertionError(f"{name}: {count} bytes instead of {size}")
         if len(first) != size:
             self._file.seek(start + _CHECKSUM_AT)
             self._file.write(struct.pack("<I", crc))
-            self._file.seek(self._place)
+            self._file.seek(self._position)
         self._records.append(_Record(encoded, start, size, crc))
 
     def _header(self, name: bytes, size: int, crc: int) -> bytes:
@@ -231,7 +231,7 @@ class TorchFile:
         # Sizes from 4 GiB are in an extra field of zip64.
         large = size >= _ZIP64
         extra = struct.pack("<2H2Q", 1, 16, size, size) if large else b""
-        unpadded = self._place + _LOCAL.size + len(name) + len(extra) + 4
+        unpadded = self._position + _LOCAL.size + len(name) + len(extra) + 4
         # Padding goes into an extra field "FB", as torch's own writer has it.
         padding = -unpadded % ALIGNMENT
         extra += struct.pack("<2s", b"FB") + struct.pack("<H", padding) + b"Z" * padding
@@ -241,7 +241,7 @@ class TorchFile:
         return _LOCAL.pack(*fields) + name + extra
 
     def _end(self) -> None:
-        begin = self._place
+        begin = self._position
         for it in self._records:
             large = [value for value in (it.size, it.size, it.offset) if value >= _ZIP64]
             extra = struct.pack(f"<2H{len(large)}Q", 1, 8 * len(large), *large) if large else b""
@@ -249,10 +249,10 @@ class TorchFile:
             version = 45 if large else 20
             fields = (b"PK\x01\x02", version, version, 0x800, 0, 0, _DOS_DATE, it.crc, size, size)
             self._write(_CENTRAL.pack(*fields, len(it.name), len(extra), 0, 0, 0, 0, offset) + it.name + extra)
-        length, count = self._place - begin, len(self._records)
+        length, count = self._position - begin, len(self._records)
         # What the old end record cannot hold is in a zip64 end record and its locator, in front of it.
         if begin >= _ZIP64 or count >= 0xFFFF:
-            end = self._place
+            end = self._position
             body = struct.pack("<4sQ2H2I4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, length, begin)
             self._write(body + struct.pack("<4sIQI", b"PK\x06\x07", 0, end, 1))
         shown = min(count, 0xFFFF)
@@ -260,4 +260,4 @@ class TorchFile:
 
     def _write(self, body: bytes | memoryview) -> None:
         self._file.write(body)
-        self._place += len(body)
+        self._position += len(body)

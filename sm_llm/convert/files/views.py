@@ -100,16 +100,16 @@ class Slice:
     def run(self) -> Iterator[memoryview]:
         """The bytes of a run, read from the file: cheaper than mapping them where each is used once."""
         row = math.prod(self.view.shape[1:]) * FORMATS[self.view.dtype].width
-        place, left = self.view.offset + self.begin * row, (self.end - self.begin) * row
+        position, left = self.view.offset + self.begin * row, (self.end - self.begin) * row
         buffer = memoryview(bytearray(min(CHUNK_BYTES, left)))
         with self.view.file.open("rb", buffering=0) as file:
             while left:
                 # It may return fewer bytes than were asked for, and none only at the end of the file.
-                count = os.preadv(file.fileno(), [buffer[:left]], place)
+                count = os.preadv(file.fileno(), [buffer[:left]], position)
                 if not count:
                     raise OSError(f"{self.view.file} was cut off while it was read")
                 yield buffer[:count]
-                place, left = place + count, left - count
+                position, left = position + count, left - count
 
 
 def whole(view: View) -> Slice:
@@ -119,7 +119,7 @@ def whole(view: View) -> Slice:
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Strides in elements of rows that follow each other."""
-    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
+    return tuple(math.prod(shape[position + 1 :]) for position in range(len(shape)))
 
 
 def zeros(shape: Sequence[int], dtype: str) -> Raw:
@@ -155,10 +155,10 @@ def _rows(parts: Sequence[Raw]) -> Iterator[memoryview]:
     buffer = np.empty((min(block, len(first)), width), first.dtype)
     for begin in range(0, len(first), block):
         rows = min(block, len(first) - begin)
-        place = 0
+        position = 0
         for part in columns:
-            buffer[:rows, place : place + part.shape[1]] = part[begin : begin + rows]
-            place += part.shape[1]
+            buffer[:rows, position : position + part.shape[1]] = part[begin : begin + rows]
+            position += part.shape[1]
         yield _bytes(buffer[:rows])
 
 

@@ -193,12 +193,12 @@ def _one(texts: list[str], turn: int) -> tuple[list[int], str]:
     ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
     if not texts or not ends[-1]:
         return [], ""
-    place = turn * _STRIDE % int(ends[-1])
-    index = int(np.searchsorted(ends, place, side="right"))
+    position = turn * _STRIDE % int(ends[-1])
+    index = int(np.searchsorted(ends, position, side="right"))
     text = texts[index]
     if len(text) <= _PART_CHARACTERS:
         return [index], ""
-    begin = min(place - (int(ends[index]) - len(text)), len(text) - _PART_CHARACTERS)
+    begin = min(position - (int(ends[index]) - len(text)), len(text) - _PART_CHARACTERS)
     return [], text[begin : begin + _PART_CHARACTERS]
 
 

@@ -60,9 +60,9 @@ def _find_cut(encoder: Encoder, text: str) -> int | None:
     # The last _CONTEXT characters are no candidates: what follows them is not read yet.
     begin, end = len(text) - PIECE // 2, len(text) - _CONTEXT
     for kind in _CUTS:
-        places = [match.start() for match in kind.finditer(text, max(begin, 1), max(end, 1))]
+        cuts = [match.start() for match in kind.finditer(text, max(begin, 1), max(end, 1))]
         # From the last place backwards; few are tried, because each costs four encodings.
-        for cut in places[: -_TRIES - 1 : -1]:
+        for cut in cuts[: -_TRIES - 1 : -1]:
             if _changes_nothing(encoder, text[max(cut - _CONTEXT, 0) : cut], text[cut : cut + _CONTEXT]):
                 return cut
     return None

@@ -42,7 +42,7 @@ class Display:
         self._label = label
         self._builder = SummaryBuilder()
         self._step: Mapping[str, Any] = {}
-        self._said: tuple[str, float] = ("", 0.0)
+        self._printed: tuple[str, float] = ("", 0.0)
 
     def show(self, event: Mapping[str, Any], *, silently: bool = False) -> None:
         """Print what is worth a line (unless ``silently``) and move the live line."""
@@ -71,8 +71,8 @@ class Display:
     def _say_progress(self, event: Mapping[str, Any]) -> None:
         phase, done, total = event["phase"], event["done"], event["total"]
         share = done / total if total else 0.0
-        if phase != self._said[0] or share >= self._said[1] + _PLAIN_PROGRESS_STEP:
-            self._said = (phase, share)
+        if phase != self._printed[0] or share >= self._printed[1] + _PLAIN_PROGRESS_STEP:
+            self._printed = (phase, share)
             self._say(f"{phase} {share:.0%}" if total else f"{phase} {big(done)} {event['unit']}".rstrip())
 
 
@@ -142,7 +142,7 @@ def accompany(run: RunHandle, console: Console, *, wait: bool, since: float | No
     return run.state
 
 
-def look_on(run: RunHandle, console: Console) -> RunState | None:
+def follow_live(run: RunHandle, console: Console) -> RunState | None:
     """Show from now on a run that somebody else started. Ctrl-C only ends the display; then the result is None."""
     from rich.text import Text
 

@@ -155,8 +155,8 @@ def status_table(status: Status) -> Table:
     table = _pairs(status.run_id)
     style = STATE_STYLES.get(status.state, "")
     reason = f": {status.reason}" if status.reason else ""
-    is_told = (status.reason or "").startswith("stopping")  # in the platform's own words
-    stopping = " (stopping)" if status.progress.stopping and not status.state.is_final and not is_told else ""
+    is_stated = (status.reason or "").startswith("stopping")  # in the platform's own words
+    stopping = " (stopping)" if status.progress.stopping and not status.state.is_final and not is_stated else ""
     words = f"{status.state.value}{stopping}"
     _add(table, "state", Text.assemble((words, style), reason))
     _add(table, "attempt", f"{status.attempt} ({status.native_uri})" if status.native_uri else "none yet")

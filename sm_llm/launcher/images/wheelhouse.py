@@ -40,8 +40,8 @@ def wheelhouse(
         for argv in download_commands(line, folder, requirements):
             done = run(argv, capture_output=True, text=True, check=False)
             if done.returncode:
-                said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-                raise SubmitError(f"pip cannot download the wheels of line {line}: {said}")
+                last_line = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+                raise SubmitError(f"pip cannot download the wheels of line {line}: {last_line}")
         names = sorted(path.name for path in Path(folder).glob("*.whl"))
         sync(folder, target)
     return names

@@ -50,9 +50,9 @@ def follow(
     """
     tails: dict[str, tuple[RunHandle, EventTail]] = {}
     pause, retries = run.home.poll_seconds, RetryPolicy(run.home)
-    for look in itertools.count():
+    for poll in itertools.count():
         # Asked before reading, so that the last events are never missed; and seldom, for it reads the whole record.
-        asks = look % max(1, round(STATE_SECONDS / pause)) == 0
+        asks = poll % max(1, round(STATE_SECONDS / pause)) == 0
         ended = False
         issue: StorageError | QueryError | None = None
         try:

@@ -64,7 +64,7 @@ def fresh_logs(
     retries = RetryPolicy(home)
     was_alive = False
 
-    def look() -> bool:
+    def check() -> bool:
         nonlocal was_alive
         try:
             alive = still_running()  # asked before the rest, so that the last lines are never missed
@@ -78,7 +78,7 @@ def fresh_logs(
         was_alive = alive
         return alive
 
-    return read_logs(home.paths, attempt, wanted, still_running=look, poll=home.poll_seconds)
+    return read_logs(home.paths, attempt, wanted, still_running=check, poll=home.poll_seconds)
 
 
 def copied_logs(
@@ -90,7 +90,7 @@ def copied_logs(
     """
     has_failed = False
 
-    def look() -> bool:
+    def check() -> bool:
         nonlocal has_failed
         try:
             alive = still_running()  # asked before the rest, so that the last lines are never missed
@@ -105,7 +105,7 @@ def copied_logs(
         has_failed = False
         return alive
 
-    return read_logs(paths, attempt, wanted, still_running=look, poll=COPY_SECONDS)
+    return read_logs(paths, attempt, wanted, still_running=check, poll=COPY_SECONDS)
 
 
 def read_logs(

@@ -41,37 +41,37 @@ def assert_inputs_exist(plans: Sequence[Plan], *, has_begun: bool = False) -> No
     A run that ``has_begun`` continues from its own checkpoint. What cannot be checked from here is reported on standard
     error and left to the job: its role may have access.
     """
-    look = _Look()
+    probe = _Probe()
     issues = [
         issue
         for plan in plans
         for path, place in _places(plan.job)
         if not (has_begun and path.startswith(START))
-        for issue in look.issues(plan, path, place)
+        for issue in probe.issues(plan, path, place)
     ]
-    _finish(look.notes, issues)
+    _finish(probe.notes, issues)
 
 
 def check_places(plans: Sequence[Plan]) -> None:
     """For ``sm-llm plan``: the same, and whether the storage is there. What is not checked goes to standard error."""
-    look = _Look()
+    probe = _Probe()
     storages = [(plan, "storage", storage_root(plan.job)) for plan in plans]
     places = [*storages, *((plan, *it) for plan in plans for it in _places(plan.job))]
     in_s3 = [it for it in places if is_s3(it[2])]
     reason = _no_access(plans[0]) if in_s3 else ""
     if reason:
         unchecked = dict.fromkeys(f"{path}={place}" for _, path, place in in_s3)
-        look.notes.append(f"not checked ({reason}): {', '.join(unchecked)}")
+        probe.notes.append(f"not checked ({reason}): {', '.join(unchecked)}")
     # Without credentials only places on this machine are checked; a storage folder is made when a run begins.
     checked = [it for it in places if (not reason if is_s3(it[2]) else it[1] != "storage")]
-    _finish(look.notes, [issue for it in checked for issue in look.issues(*it)])
+    _finish(probe.notes, [issue for it in checked for issue in probe.issues(*it)])
 
 
 def assert_starts_exist(plans: Sequence[Plan]) -> None:
     """Raise one ``PlanError`` for checkpoints to start from on this machine that are not there."""
-    look = _Look()
+    probe = _Probe()
     places = [(plan, *it) for plan in plans for it in _places(plan.job) if it[0] == _CHECKPOINT and not is_s3(it[1])]
-    _finish(look.notes, [issue for it in places for issue in look.issues(*it)])
+    _finish(probe.notes, [issue for it in places for issue in probe.issues(*it)])
 
 
 def _no_access(plan: Plan) -> str:
@@ -94,7 +94,7 @@ def _finish(notes: Sequence[str], issues: Sequence[Issue]) -> None:
         raise PlanError(issues)
 
 
-class _Look:
+class _Probe:
     """One check of the places of all plans of a launch. A place, and a bucket that is not there, is reported once."""
 
     def __init__(self) -> None:

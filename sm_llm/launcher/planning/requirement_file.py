@@ -125,7 +125,7 @@ class _Program:
         if option in _FILES:
             yield from self._named(name, number, option, value, above)
         elif option == _EDITABLE:
-            check = self._requirement if "://" in value else self._place_issues
+            check = self._requirement if "://" in value else self._location_issues
             yield from check(path, number, value)
         elif option not in _OTHER:
             problem = f"line {number} has an option that pip does not take in such a file"
@@ -160,9 +160,9 @@ class _Program:
     def _requirement(self, path: str, number: int, line: str) -> Iterator[Issue]:
         package, image = _package(line), self._image
         if (place := _file_url(line)) is not None:
-            yield from self._place_issues(path, number, place)
+            yield from self._location_issues(path, number, place)
         elif _is_local(line):
-            yield from self._place_issues(path, number, line)
+            yield from self._location_issues(path, number, line)
         elif not _is_requirement(line):
             yield Issue(
                 "requirement-malformed", path, f"line {number} is no requirement", line, "Write for example einops>=0.8"
@@ -192,7 +192,7 @@ class _Program:
                 return
         own.append((number, requirement))
 
-    def _place_issues(self, path: str, number: int, line: str) -> Iterator[Issue]:
+    def _location_issues(self, path: str, number: int, line: str) -> Iterator[Issue]:
         """Issues of a folder or archive, relative to the program's folder, where pip runs."""
         # A folder may be named with extras: ./lib[gpu].
         place = posixpath.normpath(re.sub(r"\[[^\]]*\]$", "", line.removeprefix("file:")))

@@ -26,7 +26,7 @@ class Removed:
     size: int
 
 
-def cache_place(address: str) -> str:
+def cache_location(address: str) -> str:
     """The cache at ``address``, or the one beside the runs that are stored there."""
     plain = address.rstrip("/")
     return plain if plain.rpartition("/")[2] == COMPILE_CACHE else join(plain, COMPILE_CACHE)
@@ -64,13 +64,13 @@ def unlock(address: str, *, older_than_minutes: float = STALE_MINUTES, options: 
 
 
 def _store(address: str, options: S3Options | None) -> Store:
-    return open_store(cache_place(address), options)
+    return open_store(cache_location(address), options)
 
 
 def _delete(address: str, options: S3Options | None, keys: list[str], size: int) -> Removed:
     if keys:
         _store(address, options).delete(keys)
-    return Removed(cache_place(address), tuple(keys), size)
+    return Removed(cache_location(address), tuple(keys), size)
 
 
 def _version(compiler: str) -> str:

@@ -72,13 +72,13 @@ class _Plain:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._began = self._said = time.monotonic()
+        self._began = self._printed_at = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
-        if now - self._said < _PLAIN_SECONDS or not done:
+        if now - self._printed_at < _PLAIN_SECONDS or not done:
             return
-        self._said = now
+        self._printed_at = now
         speed = done / (now - self._began)
         left = duration((total - done) / speed)
         self._console.print(f"{size(done)} of {size(total)}, {size(int(speed))}/s, {left} left")

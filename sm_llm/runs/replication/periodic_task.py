@@ -38,7 +38,7 @@ class PeriodicTask:
         self._round_seconds = round_seconds
         self._in_trouble = False
         self._working = threading.Lock()
-        self._ending = threading.Event()
+        self._closing = threading.Event()
         self._deadline = float("inf")
         self._thread = threading.Thread(target=self._run, name="periodic-task", daemon=True)
 
@@ -56,12 +56,12 @@ class PeriodicTask:
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """End after ``last``; wait at most ``seconds``. Once is enough, more do no harm."""
         self._deadline = min(self._deadline, time.monotonic() + seconds)
-        self._ending.set()
+        self._closing.set()
         self._thread.join(max(0.0, self._deadline - time.monotonic()))
 
     def _run(self) -> None:
         # An event and no sleep, so that ``close`` ends a pause at once.
-        while not self._ending.wait(self._round_seconds):
+        while not self._closing.wait(self._round_seconds):
             self._try(*self._duties)
         while not self._try(self._last) and time.monotonic() < self._deadline:
             time.sleep(min(1.0, self._round_seconds))

@@ -15,7 +15,7 @@ from sm_llm.spec.backends.table import options_class
 from sm_llm.spec.environment.variables import conceal
 from sm_llm.spec.job import JobSpec, WorkflowSpec, spec_digest
 from sm_llm.spec.loading.defaults import Defaults, read_defaults, with_account
-from sm_llm.spec.loading.overrides import Override, inside_a_list, parse_fields, parse_overrides, placed
+from sm_llm.spec.loading.overrides import Override, inside_a_list, parse_fields, parse_overrides, resolved
 from sm_llm.spec.loading.yaml_text import from_yaml, read_text
 from sm_llm.spec.references import is_reference
 from sm_llm.spec.tree import Path, Tree, from_python
@@ -93,7 +93,7 @@ def _merged(
     given, field_issues = parse_fields(fields)
     changes: list[tuple[Path, Tree]] = []
     for written, value in [*typed, *given]:
-        path, issue = placed(kind, written, tree.value)
+        path, issue = resolved(kind, written, tree.value)
         if issue is None:
             changes.append((path, value))
         else:

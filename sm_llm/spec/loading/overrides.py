@@ -125,7 +125,7 @@ def without_step(overrides: Sequence[Override], step: str) -> list[Override]:
     return [own(it) for it in overrides]
 
 
-def placed(kind: type[SpecModel], path: Path, whole: Mapping[str, Any]) -> tuple[Path, Issue | None]:
+def resolved(kind: type[SpecModel], path: Path, whole: Mapping[str, Any]) -> tuple[Path, Issue | None]:
     """The whole path of a change to ``whole``, a job or workflow that is unchecked, and an issue if it has none.
 
     In a workflow ``task.x`` is that of the only step whose task has an x. Where several steps have it, or none, the

@@ -90,7 +90,7 @@ def _plain(installed: Mapping[str, str | None]) -> dict[str, str | None]:
     return {name: None if it is None else it.partition("+")[0] for name, it in installed.items()}
 
 
-def release_fault(installed: Mapping[str, str | None]) -> str | None:
+def release_problem(installed: Mapping[str, str | None]) -> str | None:
     """Why the ``installed`` packages (distribution -> version, None where it is missing) are not those of a release.
 
     None if they are those of one that trains.

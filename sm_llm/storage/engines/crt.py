@@ -64,13 +64,13 @@ class CrtTransfer:
 
         answered = self._each(where, copies, submit, "store")
 
-        def look(copy: Copy) -> StoredObject:
+        def head(copy: Copy) -> StoredObject:
             # One request, whose answer names the checksum S3 computed of what it stored, needs no second look.
             if (checksum := answered.get(copy.key)) is not None:
                 return StoredObject(copy.key, copy.size, checksum)
             return stored(where, copy)
 
-        return each(8, look, copies)
+        return each(8, head, copies)
 
     def _each(
         self, store: S3Objects, copies: Sequence[Copy], submit: Callable[[Any, Copy], Any], action: str

@@ -88,7 +88,7 @@ class S5cmdTransfer:
             seconds = most_seconds(store, copies)
             code, reports, faults = _watch(argv, _environment(store), listed, errors, progress, seconds)
             errors.seek(0)
-            faults += list(_faults(errors.read().decode("utf-8", "replace")))
+            faults += list(_problems(errors.read().decode("utf-8", "replace")))
         if code != 0 or faults or reports != len(copies):
             problem = faults[0] if faults else f"{reports} of {len(copies)} files were reported done"
             kind = MissingObjectError if any(word in problem for word in _MISSING) else StorageError
@@ -147,7 +147,7 @@ def _watch(
         child.wait()
 
 
-def _faults(text: str) -> Iterator[str]:
+def _problems(text: str) -> Iterator[str]:
     return (_problem(_parse(line), line) for line in text.splitlines() if line.strip())
 
 

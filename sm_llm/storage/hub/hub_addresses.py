@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote
 
 from sm_llm.errors import StorageError
-from sm_llm.file_names import brought_fault, paths_fault
+from sm_llm.file_names import brought_problem, paths_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -120,7 +120,7 @@ def _file(found: Any) -> HubFile:
 
 def checked_file(path: Any, size: Any, checksum: Any) -> HubFile:
     """A file as a hub, or a pin that was written before, describes it. Raises ``StorageError`` for nonsense."""
-    fault = brought_fault(path, [CONTROL_FOLDER]) if isinstance(path, str) else "it is not text"
+    fault = brought_problem(path, [CONTROL_FOLDER]) if isinstance(path, str) else "it is not text"
     if fault:
         raise StorageError(f"it lists a file {path!r}, which cannot be fetched: {fault}")
     if type(size) is not int or size < 0 or not isinstance(checksum, str) or not _CHECKSUM.fullmatch(checksum):
@@ -131,7 +131,7 @@ def checked_file(path: Any, size: Any, checksum: Any) -> HubFile:
 def snapshot_of(address: HubAddress, commit: Any, files: Iterable[HubFile]) -> HubSnapshot:
     """Raises ``StorageError`` for a commit that is none, and for files that cannot lie in one folder."""
     found = tuple(files)
-    if fault := paths_fault(it.path for it in found):
+    if fault := paths_problem(it.path for it in found):
         raise StorageError(f"it lists files that cannot lie in one folder: {fault}")
     return HubSnapshot(address, _checked_commit(commit), found)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sm_llm.storage.base import Store
 
 
-_LOOKS = 10
+_ATTEMPTS = 10
 """Times that a commit is read again because it changed meanwhile; a commit is written once, and deleted once."""
 _LISTINGS = 3
 
@@ -80,7 +80,7 @@ def examine(store: Store, key: str, slot: Slot, run_id: str | None = None, *, de
     None if the commit is gone, also where it went, and its data with it, while it was read. Raises
     ``StorageError`` if the store does not answer.
     """
-    for _ in range(_LOOKS):
+    for _ in range(_ATTEMPTS):
         try:
             body = store.get(key)
         except TooLargeError as error:
@@ -97,7 +97,7 @@ def examine(store: Store, key: str, slot: Slot, run_id: str | None = None, *, de
         # that is gone by now explains missing files.
         if found.fault is None or store.get(key) == body:
             return found
-    return Examined(key, slot, None, f"its commit was another one at each of {_LOOKS} reads")
+    return Examined(key, slot, None, f"its commit was another one at each of {_ATTEMPTS} reads")
 
 
 def _judge(store: Store, key: str, slot: Slot, body: bytes, run_id: str | None, deep: bool) -> Examined:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from sm_llm.file_names import name_fault, paths_fault
+from sm_llm.file_names import name_problem, paths_problem
 from sm_llm.storage.base import LARGEST_BYTES
 from sm_llm.storage.checksum import crc64_bytes
 from sm_llm.storage.publication.keys import Slot
@@ -20,14 +20,14 @@ _SELF = "self_crc64nvme"
 
 
 def _plain_path(path: str) -> str:
-    if fault := name_fault(path):
+    if fault := name_problem(path):
         raise ValueError(f"{path!r} cannot be the path of a file: {fault}")
     return path
 
 
 def _distinct(files: tuple[FileEntry, ...]) -> tuple[FileEntry, ...]:
     """No path twice, and none that is a folder of another: whoever fetches them would overwrite one."""
-    if fault := paths_fault(it.path for it in files):
+    if fault := paths_problem(it.path for it in files):
         raise ValueError(fault)
     return files
 

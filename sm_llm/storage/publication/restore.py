@@ -153,12 +153,12 @@ def _without(refused: set[int | None], allow_step: Callable[[int], bool] | None)
     return lambda step: step not in refused and (allow_step is None or allow_step(step))
 
 
-def _decide(look: Callable[[], Newest] | None, gather: Gather) -> Newest:
-    """The leader's finding, or its error, on every process; ``look`` is None on the others."""
+def _decide(find_here: Callable[[], Newest] | None, gather: Gather) -> Newest:
+    """The leader's finding, or its error, on every process; ``find_here`` is None on the others."""
     found: Newest | None = None
     error: CheckpointError | StorageError | None = None
     try:
-        found = look() if look is not None else None
+        found = find_here() if find_here is not None else None
     # Raised after ``gather``, on all processes: a leader that left now would let the others wait in vain.
     except (CheckpointError, StorageError) as caught:
         error = caught

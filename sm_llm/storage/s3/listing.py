@@ -44,7 +44,7 @@ def object_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Itera
     for _ in _numbers("listing"):
         page = whole(
             partial(client.list_objects_v2, **asked),
-            partial(_objects_fault, asked=asked, seen=seen, held=held),
+            partial(_objects_problem, asked=asked, seen=seen, held=held),
             "a listing",
         )
         yield page
@@ -59,7 +59,7 @@ def object_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Itera
 def first_objects(client: Any, bucket: str, prefix: str, count: int, **request: Any) -> Mapping[str, Any]:
     """One page of at most ``count`` keys that begin with ``prefix``, whole as in ``object_pages``."""
     asked = {"Bucket": bucket, "Prefix": prefix, "MaxKeys": count, **request}
-    return whole(partial(client.list_objects_v2, **asked), partial(_objects_fault, asked=asked), "a listing")
+    return whole(partial(client.list_objects_v2, **asked), partial(_objects_problem, asked=asked), "a listing")
 
 
 def upload_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Iterator[Mapping[str, Any]]:
@@ -69,7 +69,7 @@ def upload_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Itera
     for _ in _numbers("listing of uploads"):
         page = whole(
             partial(client.list_multipart_uploads, Bucket=bucket, Prefix=prefix, **request, **markers),
-            lambda page: _uploads_fault(page, bucket, prefix, seen),
+            lambda page: _uploads_problem(page, bucket, prefix, seen),
             "a listing",
         )
         yield page
@@ -90,7 +90,7 @@ def _numbers(what: str) -> Iterator[int]:
 
 
 def whole(
-    ask: Callable[[], Mapping[str, Any]], fault_of: Callable[[Mapping[str, Any]], str], what: str
+    ask: Callable[[], Mapping[str, Any]], problem_of: Callable[[Mapping[str, Any]], str], what: str
 ) -> Mapping[str, Any]:
     """The answer to a request that can be repeated. Raises ``AnswerError`` if none is whole, after several tries."""
     from botocore.parsers import ResponseParserError
@@ -101,8 +101,8 @@ def whole(
             time.sleep(random.uniform(0.5, 1) * _FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
         try:
             answer = ask()
-            # The raw text is checked first (``note_faults``): once parsed, a foreign body looks like an empty listing.
-            fault = answer[FAULT] or fault_of(answer)
+            # The raw text is checked first (``note_problems``): once parsed, a foreign body is like an empty listing.
+            fault = answer[FAULT] or problem_of(answer)
         except ResponseParserError as error:
             fault = f"it is not XML ({str(error)[:200]})"
         except (*NONSENSE, TypeError) as error:  # the last of an element that is there twice
@@ -115,7 +115,7 @@ def whole(
     )
 
 
-def _objects_fault(
+def _objects_problem(
     page: Mapping[str, Any],
     asked: Mapping[str, Any],
     seen: Collection[str] = (),
@@ -123,7 +123,7 @@ def _objects_fault(
 ) -> str:
     """Why a page is not whole. ``seen`` are the tokens, ``held`` the keys and folders of the pages before it."""
     bucket, prefix, delimiter = asked["Bucket"], asked["Prefix"], asked.get("Delimiter", "")
-    if fault := _frame_fault(page, page.get("Name"), bucket, prefix) or _echo_fault(page, asked):
+    if fault := _frame_problem(page, page.get("Name"), bucket, prefix) or _echo_problem(page, asked):
         return fault
     token = page.get("NextContinuationToken")
     if page["IsTruncated"] and (not token or token in seen):
@@ -143,7 +143,7 @@ def _objects_fault(
         return "it holds keys inside folders, which were not asked for"
     if repeated := next((key for key in _keys(page) if key in held), None):
         return f"it holds {repeated!r}, as an earlier page does"
-    return next((fault for it in contents if (fault := _object_fault(it, prefix))), "")
+    return next((fault for it in contents if (fault := _object_problem(it, prefix))), "")
 
 
 def _keys(page: Mapping[str, Any]) -> Iterator[str]:
@@ -151,7 +151,7 @@ def _keys(page: Mapping[str, Any]) -> Iterator[str]:
     yield from (it["Prefix"] for it in page.get("CommonPrefixes") or ())
 
 
-def _echo_fault(page: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+def _echo_problem(page: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
     """What of the request an answer repeats must be that request's: a cache may have answered another one."""
     for name in ("Delimiter", "ContinuationToken", "StartAfter"):
         if (echo := page.get(name) or "") not in ("", asked.get(name, "")):
@@ -162,7 +162,7 @@ def _echo_fault(page: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
     return ""
 
 
-def _object_fault(item: Mapping[str, Any], prefix: str) -> str:
+def _object_problem(item: Mapping[str, Any], prefix: str) -> str:
     key, size = item.get("Key"), item.get("Size")
     if not isinstance(key, str) or not key.startswith(prefix):
         return f"it holds the key {key!r}, which was not asked for"
@@ -175,8 +175,8 @@ def _object_fault(item: Mapping[str, Any], prefix: str) -> str:
     return ""
 
 
-def _uploads_fault(page: Mapping[str, Any], bucket: str, prefix: str, seen: set[tuple[str, str]]) -> str:
-    if fault := _frame_fault(page, page.get("Bucket"), bucket, prefix):
+def _uploads_problem(page: Mapping[str, Any], bucket: str, prefix: str, seen: set[tuple[str, str]]) -> str:
+    if fault := _frame_problem(page, page.get("Bucket"), bucket, prefix):
         return fault
     if page["IsTruncated"] and (not all(_markers(page)) or _markers(page) in seen):
         return "it is truncated, and does not name where it continues"
@@ -188,7 +188,7 @@ def _uploads_fault(page: Mapping[str, Any], bucket: str, prefix: str, seen: set[
     return ""
 
 
-def _frame_fault(page: Mapping[str, Any], name: Any, bucket: str, prefix: str) -> str:
+def _frame_problem(page: Mapping[str, Any], name: Any, bucket: str, prefix: str) -> str:
     if not name or (name != bucket and not bucket.endswith(_ALIASES)):
         return f"it is not a listing of the bucket {bucket!r}" + (f", but of {name!r}" if name else "")
     if (page.get("Prefix") or "") != prefix:

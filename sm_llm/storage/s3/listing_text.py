@@ -55,14 +55,14 @@ _FORMS = {
 """Element -> what its text must look like, to the last character."""
 
 
-def note_faults(client: Any) -> None:
+def note_problems(client: Any) -> None:
     """From now on, what a client of the SDK returns for these operations names what is wrong with the answer's text."""
     for operation, root in ROOTS.items():
         # Not before it is parsed: the SDK's own handler of that event comes first, and hides the status.
-        client.meta.events.register(f"response-received.s3.{operation}", partial(_note_fault, root))
+        client.meta.events.register(f"response-received.s3.{operation}", partial(_note_problem, root))
 
 
-def _note_fault(
+def _note_problem(
     root: str, response_dict: dict[str, Any] | None, parsed_response: dict[str, Any] | None, **_: object
 ) -> None:
     if response_dict is None or parsed_response is None or not 200 <= (status := response_dict["status_code"]) < 300:
@@ -73,11 +73,11 @@ def _note_fault(
     # Of what is not XML the SDK makes a server error of its own, which would be reported instead of what came.
     unread = "it is not UTF-8" if parsed_response.pop("Error", None) else ""
     parsed_response["ResponseMetadata"]["HTTPStatusCode"] = status
-    fault = f"its status is {status}" if status != 200 else text_fault(response_dict["body"], root)
+    fault = f"its status is {status}" if status != 200 else text_problem(response_dict["body"], root)
     parsed_response[FAULT] = fault or unread
 
 
-def text_fault(body: bytes, root: str) -> str:
+def text_problem(body: bytes, root: str) -> str:
     """Why ``body`` is not a whole answer with the element ``root``; "" if it is one."""
     try:
         tree = ElementTree.fromstring(body)
@@ -101,14 +101,14 @@ def text_fault(body: bytes, root: str) -> str:
     if any(_twice(it) or _odd_elements(it) for it in tree if _name(it) == "CommonPrefixes"):
         return "it holds folders that are none"
     items = [it for it in tree if _name(it) in _ITEMS]
-    if fault := next((fault for it in items if (fault := _item_fault(it))), ""):
+    if fault := next((fault for it in items if (fault := _item_problem(it))), ""):
         return fault
     # One key may have several unfinished uploads: only key and id together are unique.
     names = Counter((it.get("Key"), it.get("UploadId")) for it in map(_texts, items))
     return next((f"it holds {key!r} twice" for (key, _), count in names.items() if count > 1), "")
 
 
-def _item_fault(item: ElementTree.Element) -> str:
+def _item_problem(item: ElementTree.Element) -> str:
     texts = _texts(item)
     key = repr(texts.get("Key"))
     if lack := next((it for it in _ITEMS[_name(item)] if not texts.get(it)), None):

@@ -40,7 +40,7 @@ NONSENSE = (ValueError, OverflowError, RuntimeError)
 
 
 class AnswerError(StorageError):
-    """An answer of the store that S3 would not give. ``told`` adds where and of what."""
+    """An answer of the store that S3 would not give. ``result`` adds where and of what."""
 
 
 _GIVEN: ContextVar[Any] = ContextVar("given_session", default=None)
@@ -88,7 +88,7 @@ def _connected(options: S3Options, config: Mapping[str, Any] | None) -> tuple[An
     from botocore.exceptions import BotoCoreError
 
     from sm_llm.storage.s3.bounded import BoundedSession
-    from sm_llm.storage.s3.listing_text import note_faults
+    from sm_llm.storage.s3.listing_text import note_problems
     from sm_llm.storage.s3.metadata_services import refuse_metadata
 
     try:
@@ -106,7 +106,7 @@ def _connected(options: S3Options, config: Mapping[str, Any] | None) -> tuple[An
     refuse_metadata(client.meta.endpoint_url)
     # botocore has no public hook around one whole answer, and its timeouts begin anew with every byte.
     client._endpoint.http_session = BoundedSession(client._endpoint.http_session, answer_seconds(client))
-    note_faults(client)
+    note_problems(client)
     client.meta.events.register("before-call.s3.HeadBucket", _follow_once)
     for operation in ("PutObject", "UploadPart"):
         client.meta.events.register(f"before-sign.s3.{operation}", _leave_files_unsigned)
@@ -227,21 +227,21 @@ def is_expired(error: BaseException | None) -> bool:
 
 def _meaning(error: Any, permission: str) -> str:
     code = code_of(error)
-    said = error.response.get("Error", {}).get("Message", "") or str(error)
+    message = error.response.get("Error", {}).get("Message", "") or str(error)
     if code in EXPIRED:
         return f"the credentials have expired ({code}). Refresh them; what was done so far is kept"
     if code in DENIED:
         wanted = f" Needed: {permission}." if permission else ""
-        return f"access denied ({said}).{wanted} Check with: sm-llm doctor --storage URI"
+        return f"access denied ({message}).{wanted} Check with: sm-llm doctor --storage URI"
     if code in _UNKNOWN_KEYS:
-        return f"{code} {said.rstrip('.')}{_CREDENTIALS}"
+        return f"{code} {message.rstrip('.')}{_CREDENTIALS}"
     if code == "NoSuchBucket":
         return "the bucket does not exist. Create it first; buckets are never made in passing"
     if code == "RequestTimeTooSkewed":
-        return f"this machine's clock is wrong ({said})"
+        return f"this machine's clock is wrong ({message})"
     if code == "ENOSPC":
-        return f"disk full ({said})"
-    return f"{code} {said}".strip()
+        return f"disk full ({message})"
+    return f"{code} {message}".strip()
 
 
 def credentials_hint(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import StorageError
-from sm_llm.file_names import brought_fault
+from sm_llm.file_names import brought_problem
 from sm_llm.storage.arrival import accept, clear_leftovers, journal_of, part_of
 from sm_llm.storage.base import Copy, MissingObjectError, StoredObject
 from sm_llm.storage.checksum import crc64_file
@@ -169,7 +169,7 @@ def _require_names(store: Store, items: Sequence[StoredObject]) -> None:
     """Every key must be a path below the folder, and no file may be a folder too."""
     keys = {it.key for it in items}
     for key in keys:
-        if fault := brought_fault(key):
+        if fault := brought_problem(key):
             raise StorageError(
                 f"{store.uri}: {key!r} cannot be the name of a file here: {fault}. Leave it out with --exclude"
             )

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from sm_llm.contract.dcp_metadata import CLASSES, DTYPES, FUNCTIONS, SIZE
 from sm_llm.convert.files.pickle_check import MOST_BYTES, require_harmless
 from sm_llm.errors import CheckpointError
-from sm_llm.file_names import name_fault
+from sm_llm.file_names import name_problem
 from sm_llm.worker.unpickling import CarefulUnpickler
 
 if TYPE_CHECKING:
@@ -45,13 +45,13 @@ def load_metadata(stream: IO[bytes] | IOBase, name: str) -> Metadata:
         metadata = _MetadataUnpickler(io.BytesIO(body)).load()
     except Exception as error:  # a pickle that is damaged on purpose can raise anything
         raise CheckpointError(f"{name}: is not the metadata of a checkpoint: {error}") from error
-    if fault := _fault(metadata):
+    if fault := _problem(metadata):
         raise CheckpointError(f"{name}: is not the metadata of a checkpoint of this project: {fault}")
     assert isinstance(metadata, Metadata)
     return metadata
 
 
-def _fault(metadata: object) -> str:
+def _problem(metadata: object) -> str:
     # Exact types here and below: a subclass could bring its own behaviour.
     if type(metadata) is not Metadata:
         return f"it holds a {type(metadata).__name__}"
@@ -68,7 +68,7 @@ def _fault(metadata: object) -> str:
         if not isinstance(path, str):
             return f"a tensor lies in a {type(path).__name__}"
         # DCP joins it to the folder: ``../`` would read a file elsewhere.
-        if "/" in path or name_fault(path):
+        if "/" in path or name_problem(path):
             return f"a tensor lies in {path!r}, expected the name of a file beside it"
         if getattr(info, "transform_descriptors", None):
             return f"{path} was written through an extension"

@@ -114,7 +114,7 @@ class StartResolver:
         if self._context.place.is_node_leader:
             # What the run does not continue from is only in the way, where it begins anew above all.
             self._context.copies.keep_only(start.commit.save_id if start.commit is not None else None)
-        self._tell(start)
+        self._report(start)
         return start
 
     def _own_checkpoint(self) -> Start | None:
@@ -128,7 +128,7 @@ class StartResolver:
             if self._task.start != "scratch" or resume is not None:
                 raise
             self._context.notice(f"{error}\nStarting from scratch all the same, as start: scratch asks", "warning")
-            self._set_aside(lambda label: retire_damaged(self._store, None, run_id=run_id, label=label))
+            self._quarantine(lambda label: retire_damaged(self._store, None, run_id=run_id, label=label))
             return None
         # Asked of all before they part ways: a process that sees no checkpoint where another does must not wait in a
         # collective that the other does not enter.
@@ -136,7 +136,7 @@ class StartResolver:
         if restored is not None:
             if step is not None:
                 # Slots of later steps are taken: they are freed, or this attempt could not publish those steps again.
-                self._set_aside(lambda label: retire_after(self._store, step, label=label))
+                self._quarantine(lambda label: retire_after(self._store, step, label=label))
             return self._continued(restored)
         if resume is not None:
             which = "any checkpoint" if step is None else f"a checkpoint of step {step}"
@@ -150,10 +150,10 @@ class StartResolver:
         damaged = {it.step for it in restored.rejected if it.step is not None}
         if damaged:
             run_id = self._context.job.run_id
-            self._set_aside(lambda label: retire_damaged(self._store, damaged, run_id=run_id, label=label))
+            self._quarantine(lambda label: retire_damaged(self._store, damaged, run_id=run_id, label=label))
         return self._from_checkpoint("checkpoint", self._store, restored)
 
-    def _set_aside(self, retire: Callable[[str], list[int]]) -> None:
+    def _quarantine(self, retire: Callable[[str], list[int]]) -> None:
         """Rank 0 retires commits; all processes raise if it cannot."""
 
         def retired() -> None:
@@ -204,12 +204,12 @@ class StartResolver:
             # Every node leader fetches for its node; if one of them cannot, all pass this commit over.
             bring=fetcher,
         )
-        self._tell_restored(restored, fetcher)
+        self._report_restored(restored, fetcher)
         for rejected in restored.rejected if restored else ():
             self._context.notice(f"checkpoint refused: {rejected}", "warning")
         return restored
 
-    def _tell_restored(self, restored: Restored | None, fetcher: Fetcher) -> None:
+    def _report_restored(self, restored: Restored | None, fetcher: Fetcher) -> None:
         # A process that sees no checkpoint where another does gathers as well: the other must not wait for it.
         figures = (fetcher.seconds, fetcher.local_bytes, fetcher.fetched_bytes) if restored else None
         reported = [it for it in self._control.gather(figures) if it is not None]
@@ -249,7 +249,7 @@ class StartResolver:
             listed = "; ".join(f"rank {rank}: {fact}" for rank, fact in enumerate(reported))
             raise CheckpointError(f"the processes do not agree where to start: {listed}")
 
-    def _tell(self, start: Start) -> None:
+    def _report(self, start: Start) -> None:
         origin = f" from {start.uri} (digest {start.digest})" if start.uri else ""
         self._context.say(f"starting at step {start.step}: {start.source}{origin}")
         # In events a branch of another run is a checkpoint, too.

@@ -92,10 +92,12 @@ class _Wanted:
             env=dict(self._environ), cwd=self._file.parent, capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
-            raise RunFailed(f"{self._file}: cannot be installed: {_said(done.stdout, done.stderr) or 'pip failed'}")
+            raise RunFailed(
+                f"{self._file}: cannot be installed: {_last_output(done.stdout, done.stderr) or 'pip failed'}"
+            )
 
 
-def _said(out: str, errors: str) -> str:
+def _last_output(out: str, errors: str) -> str:
     """pip's reason: what conflicts with what, which it prints apart from its errors, else its first errors."""
     _, _, conflict = out.partition(_CONFLICT)
     lines = conflict.strip().partition("\n\n")[0].splitlines() if conflict else errors.splitlines()

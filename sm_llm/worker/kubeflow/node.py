@@ -40,7 +40,7 @@ END_SECONDS = 600.0
 """How long pods may end after the first, which publishes what the others have finished."""
 GRACE_SECONDS = 30.0
 """After the loss of a pod the processes may still find out and report why, then they are killed."""
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _TORCHRUN_DEFAULTS = re.compile(r"PET_.*|RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT")
 """The operator's variables; of its ranks and sizes some releases count pods, others processes (kubeflow/trainer#1947).
 """
@@ -215,7 +215,7 @@ def _run(pod: Pod, start: GroupStart | None, group: Group | None, ending: _Endin
     given_up: float | None = None
     while True:
         try:
-            code = process.wait(_LOOK_SECONDS)
+            code = process.wait(_POLL_SECONDS)
             return LOST_PEER if given_up is not None else code
         except subprocess.TimeoutExpired:
             if asks and pod.is_asked_to_stop():

@@ -31,7 +31,7 @@ class CheckpointAge:
         self._begun: dict[int, float] = {}
         self._interval = self._longest = 0.0
         self._superseded: list[int] = []
-        self._told_at_age = 0.0
+        self._reported_at_age = 0.0
 
     @property
     def step(self) -> int | None:
@@ -43,7 +43,7 @@ class CheckpointAge:
         with self._lock:
             self._step, self._published_at, self._saved_at = step, self._clock(), self._clock()
             self._begun.clear()
-            self._told_at_age = 0.0
+            self._reported_at_age = 0.0
 
     def saved(self, step: int) -> None:
         """A save of ``step`` begins."""
@@ -65,7 +65,7 @@ class CheckpointAge:
             self._longest = max(self._longest, now - self._begun.get(step, now))
             # Older saves that were replaced are covered by this one: their work is safe.
             self._begun = {it: began for it, began in self._begun.items() if it > step}
-            self._step, self._published_at, self._told_at_age = step, now, 0.0
+            self._step, self._published_at, self._reported_at_age = step, now, 0.0
             before, self._superseded = self._superseded, [it for it in self._superseded if it > step]
             return len(before) - len(self._superseded)
 
@@ -82,7 +82,7 @@ class CheckpointAge:
     def sentence(self) -> str:
         """For the training line: empty unless publication is late."""
         with self._lock:
-            return self._sentence() if self._told_at_age else ""
+            return self._sentence() if self._reported_at_age else ""
 
     def _sentence(self) -> str:
         newest = "no checkpoint published" if self._step is None else f"last published step {self._step}"
@@ -93,7 +93,7 @@ class CheckpointAge:
         with self._lock:
             waiting = self._unpublished()
             limit = max(LATE_SECONDS, _LATE_FACTOR * max(self._interval, self._longest))
-            if waiting <= max(limit, 2 * self._told_at_age):
+            if waiting <= max(limit, 2 * self._reported_at_age):
                 return None
             return self._alarm(f"the store is slow: publications are called late after {limit:,.0f} s")
 
@@ -104,6 +104,6 @@ class CheckpointAge:
 
     def _alarm(self, reason: str) -> PublicationLate:
         # Never 0, which stands for "no alarm yet".
-        self._told_at_age = max(self._unpublished(), 1e-9)
+        self._reported_at_age = max(self._unpublished(), 1e-9)
         age = self._clock() - self._published_at
         return PublicationLate(self._step, age, max(self._begun, default=None), len(self._superseded), reason)

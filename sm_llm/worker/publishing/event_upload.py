@@ -26,5 +26,5 @@ def upload_events(context: WorkerContext, environ: Mapping[str, str]) -> Periodi
         return None
     # The worker itself only reads a local stop file: in S3 a periodic task checks, away from the training loop.
     requests = StopRequest(home.is_asked_to_stop, context.job.attempt, context.run.stop_file.touch)
-    duties = [uploader.ship, requests.look] if place.is_leader else [uploader.ship]
+    duties = [uploader.ship, requests.poll] if place.is_leader else [uploader.ship]
     return PeriodicTask(duties, lambda message: context.notice(message, "warning"), last=uploader.ship_all).start()

@@ -91,7 +91,7 @@ class Publisher:
         self._changed = threading.Condition()
         self._held: dict[str, Sealed] = {}
         self._waiting: Sealed | None = None
-        self._busy = self._ending = False
+        self._busy = self._closing = False
         self.is_awaited = False
         """Whether the loop waits for what is held: then no training runs meanwhile."""
         self.failure: Exception | None = None
@@ -134,7 +134,7 @@ class Publisher:
     def end_soon(self) -> None:
         """Try nothing again: whatever fails from now on has failed."""
         with self._changed:
-            self._ending = True
+            self._closing = True
             self._changed.notify_all()
 
     def close(self, *, wait: bool) -> None:
@@ -189,14 +189,14 @@ class Publisher:
 
     def _choose(self, current: Sealed, error: StorageError | None, tries: int) -> _Reported:
         """Rank 0: the waiting save; else the failed one once more, after a pause; else nothing."""
-        if error is not None and self._tell(error):
+        if error is not None and self._report(error):
             return _Reported(gives_up=True)
         with self._changed:
             if error is not None:
                 pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (tries - 1))
                 # A newer save ends the pause: it holds more, and may succeed where this one failed.
-                self._changed.wait_for(lambda: self._waiting is not None or self._ending, pause)
-                if self._ending:
+                self._changed.wait_for(lambda: self._waiting is not None or self._closing, pause)
+                if self._closing:
                     return _Reported(gives_up=True)
             chosen, self._waiting = self._waiting, None
             if chosen is not None:
@@ -215,17 +215,17 @@ class Publisher:
         )
         return _Reported(current.save.save_id, again)
 
-    def _tell(self, error: StorageError) -> bool:
+    def _report(self, error: StorageError) -> bool:
         """Rank 0: raise the alarm; returns whether to give up."""
         waited = self._checkpoint_age.unpublished_seconds
         is_over = waited > self._max_unpublished_seconds
-        gives_up = is_over or self._ending or cause_of(error) is Cause.DISK_FULL  # which does not fix itself
+        gives_up = is_over or self._closing or cause_of(error) is Cause.DISK_FULL  # which does not fix itself
         alarm = self._checkpoint_age.failed(str(error))
         self._context.emit(alarm)
         age = f"{alarm.age_seconds:,.0f} s"
         last = f"none is published after {age}" if alarm.step is None else f"step {alarm.step} was published {age} ago"
-        goes_on = "The run waits for it" if self.is_awaited else "Training continues"
-        outlook = "" if gives_up else f". {goes_on}, and it is tried again"
+        meanwhile = "The run waits for it" if self.is_awaited else "Training continues"
+        outlook = "" if gives_up else f". {meanwhile}, and it is tried again"
         self._context.notice(f"{error} ({last}){outlook}", "warning")
         return gives_up
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 """A platform's end, a scheduler's early warning, a person's Ctrl-C below a bare torchrun."""
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
 class Stopping(BaseException):
@@ -39,7 +39,7 @@ class StopRequests:
         self._rank = rank
         self._clock = clock
         self._deferred = False
-        self._looked = -_LOOK_SECONDS
+        self._checked_at = -_POLL_SECONDS
         self._end_now: Callable[[str], None] = lambda reason: None
 
     def install(self, end_now: Callable[[str], None]) -> None:
@@ -73,13 +73,13 @@ class StopRequests:
         finally:
             self._deferred = False
 
-    def look_for(self, stop_file: Path) -> None:
+    def check_file(self, stop_file: Path) -> None:
         """Take ``stop_file`` for a request if it exists; checks once a second at most."""
         now = self._clock()
         # Steps can take milliseconds, and the folder may be on a network file system.
-        if now - self._looked < _LOOK_SECONDS:
+        if now - self._checked_at < _POLL_SECONDS:
             return
-        self._looked = now
+        self._checked_at = now
         if stop_file.exists():
             self.ask("the stop file")
 

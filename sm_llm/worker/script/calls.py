@@ -71,7 +71,7 @@ def publish(folder: str | os.PathLike[str], step: int) -> None:
         copying.rename(target)
         # The publisher closes a step and then looks once more, this call hands over and then checks the mark: so files
         # that came between the two are either published or released here, with an error.
-        if not late.exists() or not _taken_back(target, copying):
+        if not late.exists() or not _withdrawn(target, copying):
             return
     raise StorageError(
         f"step {step}: {source} came too late to be part of its checkpoint; "
@@ -79,13 +79,13 @@ def publish(folder: str | os.PathLike[str], step: int) -> None:
     )
 
 
-def _taken_back(target: Path, aside: Path) -> bool:
+def _withdrawn(target: Path, temporary: Path) -> bool:
     """Undo a handing over; False if the publisher has taken the files, for it takes them by a rename, too."""
     try:
-        target.rename(aside)
+        target.rename(temporary)
     except FileNotFoundError:
         return False
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(temporary, ignore_errors=True)
     return True
 
 

@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.file_names import name_fault
+from sm_llm.file_names import name_problem
 from sm_llm.storage.files import Found, link_file, walk_files
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def sentences(folder: Path, left_out: Iterable[Found]) -> list[str]:
 
 def make_names_usable(folder: Path) -> list[str]:
     """Give files whose names no store takes other ones; returns a sentence about each."""
-    faulty = [(it.name, fault) for it in walk_files(folder) if (fault := name_fault(it.name))]
+    faulty = [(it.name, fault) for it in walk_files(folder) if (fault := name_problem(it.name))]
     lines = []
     for name, fault in faulty:
         target = f"{RENAMED}/{_safe(name)}"

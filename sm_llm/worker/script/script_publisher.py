@@ -32,7 +32,7 @@ SETTLE_SECONDS = 30.0
 KEEP_LAST = 2
 MARKS = ".sm_llm"
 """Folder of a checkpoint with a file of every node, so that a node may have nothing else to store."""
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 TURN_SECONDS = 10.0
 """How long after the end of a failed program its publisher may take to begin with what was handed over."""
 _AT_WORK = (".taken-", ".sealed-")
@@ -65,9 +65,9 @@ class ScriptPublisher:
         """The newest step that is published, or was given up."""
         self._resumed = done
         self._complete = False
-        self._bad_look = ""
+        self._read_error = ""
         """Why a folder could not be read, as it was reported last."""
-        self._ending = threading.Event()
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
     def start(self) -> Self:
@@ -81,7 +81,7 @@ class ScriptPublisher:
         Only if it ended ``well`` are folders taken for complete that it did not hand over and changed just now.
         """
         self._complete = well
-        self._ending.set()
+        self._closing.set()
         self._thread.join()
 
     def _run(self) -> None:
@@ -141,18 +141,18 @@ class ScriptPublisher:
         """Wait for a step and take its files of this node; None once the program has ended and nothing is left."""
         while True:
             # Read before the search: what a program leaves just before its end is then found by the last one.
-            ended = self._ending.is_set()
+            ended = self._closing.is_set()
             found = [*self._handed(), *(step for step, _ in self._settled())]
             # Only the newest: steps that it has overtaken are cleared with it.
             newest = max(found, default=self._done)
             if newest > self._done:
-                if self._take_or_tell(newest):
+                if self._take_or_report(newest):
                     return newest
             elif ended:
                 return None
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
-    def _take_or_tell(self, step: int) -> bool:
+    def _take_or_report(self, step: int) -> bool:
         """``_take``; what fails is reported and given up."""
         try:
             return self._take(step)
@@ -163,11 +163,11 @@ class ScriptPublisher:
             return False
 
     def _handed(self) -> list[int]:
-        return self._look(lambda: [int(path.name) for path in self._handover.iterdir() if path.name.isdigit()])
+        return self._listed(lambda: [int(path.name) for path in self._handover.iterdir() if path.name.isdigit()])
 
     def _settled(self) -> list[tuple[int, Path]]:
         """Checkpoint folders that are complete: nothing in them has changed for long, or nobody is left to do so."""
-        return self._look(
+        return self._listed(
             lambda: [it for it in self._folders() if self._complete or quiet_since(it[1]) >= SETTLE_SECONDS]
         )
 
@@ -177,13 +177,13 @@ class ScriptPublisher:
         named = [(step, path) for path in folders if (step := step_of(path.name)) is not None]
         return [(step, path) for step, path in named if holds_file(path)]
 
-    def _look(self, look: Callable[[], list[_Found]]) -> list[_Found]:
-        """What ``look`` finds: nothing, where the program changes folders under its eyes. It will look again."""
+    def _listed(self, listing: Callable[[], list[_Found]]) -> list[_Found]:
+        """What ``listing`` finds: nothing, where the program changes folders under its eyes. It will look again."""
         try:
-            return look()
+            return listing()
         except OSError as error:
-            if str(error) != self._bad_look:
-                self._bad_look = str(error)
+            if str(error) != self._read_error:
+                self._read_error = str(error)
                 self._context.notice(f"the search for checkpoints failed and is tried again: {error}", "warning")
             return []
 
@@ -209,12 +209,12 @@ class ScriptPublisher:
         deadline = time.monotonic() + LATE_SECONDS
         while True:
             # Read before the search, as in ``_next``.
-            last = self._ending.is_set() or time.monotonic() > deadline
+            last = self._closing.is_set() or time.monotonic() > deadline
             if self._take(step):
                 return
             if last:
                 break
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         # Close the step, then search once more: see ``calls.publish`` for the other side of this race.
         closed(self._handover, step).touch()
         if not self._take_handed(step) and (changing := [path for it, path in self._folders() if it == step]):
@@ -289,7 +289,7 @@ def await_publication(handover: Path, is_over: Callable[[], bool]) -> None:
             turn_ends = turn_ends or time.monotonic() + TURN_SECONDS
             if time.monotonic() > turn_ends:
                 return
-        time.sleep(_LOOK_SECONDS / 5)
+        time.sleep(_POLL_SECONDS / 5)
 
 
 def restore_checkpoint(

@@ -23,7 +23,7 @@ from sm_llm.parent import end_with_parent
 from sm_llm.worker.node_setup.container_folders import STEPPED, make_container_folders
 from sm_llm.worker.node_setup.preflight import Expected, node_issues
 from sm_llm.worker.slurm import leftovers
-from sm_llm.worker.slurm.nodelist import expand, keeping_places
+from sm_llm.worker.slurm.nodelist import expand, keeping_positions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ BAD_NODE = 78
 """Exit code of a node that is unfit: EX_CONFIG of sysexits.h."""
 _FIRST_PORT, _PORTS = 10_000, 20_000
 """Below the ports that kernels give to outgoing connections."""
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _VERDICTS_SECONDS = 30.0
 """How long an unfit node waits for the others' verdicts, which decide whether the job is tried without it."""
 NODES_ENVIRONMENT = "SM_LLM_NODES"
@@ -56,7 +56,7 @@ class Node:
         names = sorted(expand(listed), key=numeric)
         # On its disk are the checkpoints of the ranks that it had.
         before = [it for it in self.environ.get(NODES_ENVIRONMENT, "").split(",") if it]
-        return keeping_places(names, before)
+        return keeping_positions(names, before)
 
     @property
     def name(self) -> str:
@@ -163,7 +163,7 @@ class Node:
         pending = set(range(len(self.names)))
         while pending and time.monotonic() < deadline:
             pending = {it for it in pending if not any(self._verdict(it, kind).exists() for kind in ("fit", "unfit"))}
-            time.sleep(_LOOK_SECONDS if pending else 0)
+            time.sleep(_POLL_SECONDS if pending else 0)
 
     def _verdict(self, index: int, kind: str) -> Path:
         return self.folder / f"{kind}-{self.restart}-{index}"
@@ -237,7 +237,7 @@ def _run(node: Node) -> int:
     requests = [node.folder / "stop", node.folder / f"yield-{node.restart}"]
     while True:
         try:
-            return process.wait(_LOOK_SECONDS)
+            return process.wait(_POLL_SECONDS)
         except subprocess.TimeoutExpired:
             if not is_asked and any(it.exists() for it in requests):
                 if node.job["spec"]["task"]["kind"] in STEPPED:

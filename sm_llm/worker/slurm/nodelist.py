@@ -33,7 +33,7 @@ def expand(text: str) -> list[str]:
     return names
 
 
-def keeping_places(names: list[str], before: list[str]) -> list[str]:
+def keeping_positions(names: list[str], before: list[str]) -> list[str]:
     """``names`` in an order in which those that are in ``before`` have the places they had; the others fill the rest.
 
     ``names`` must be in the same order on every node, for each derives its rank from the result.

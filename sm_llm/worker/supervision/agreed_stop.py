@@ -33,8 +33,8 @@ def torchrun_seconds() -> float:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return math.inf
     # Asked of the installed torchrun itself, not of a version number.
-    can_be_told = any(field.name == "shutdown_timeout" for field in fields(LaunchConfig))
-    return float(os.environ.get(SHUTDOWN_VARIABLE, STOCK_SECONDS)) if can_be_told else STOCK_SECONDS
+    is_configurable = any(field.name == "shutdown_timeout" for field in fields(LaunchConfig))
+    return float(os.environ.get(SHUTDOWN_VARIABLE, STOCK_SECONDS)) if is_configurable else STOCK_SECONDS
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Stopper:
         requests = self._context.requests
         if self._context.place.is_leader:
             # One process reads the file system; the flag brings the request to all others.
-            requests.look_for(self._context.run.stop_file)
+            requests.check_file(self._context.run.stop_file)
         self._flag.fill_(int(requests.reason is not None))
         if self._control.world_size > 1:
             # On gloo, in a thread of its own: it runs while the devices compute the step.

@@ -29,7 +29,7 @@ WAIT_SECONDS = 1.5
 LINGER_SECONDS = 5.0
 """How long the process that failed first waits for the others to read why."""
 _READ_BY = "read/"
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _ROOM_BYTES = 131_072
 
 
@@ -88,7 +88,7 @@ def _first(kv_store: KeyValueStore, failure: Failure) -> Failure:
             if time.monotonic() >= deadline:
                 # Of processes that fail at the same moment one is the first for all.
                 return Failure.from_json(kv_store.first(FAILED, failure.to_json()))
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
     return failure
 
 
@@ -154,4 +154,4 @@ def linger(kv_store: KeyValueStore | None, world_size: int, *, is_cause: bool) -
             assert kv_store is not None
             # A store that no longer answers has ended with its torchrun: there is nothing left to wait for.
             waited_for = {rank for rank in waited_for if kv_store.get(f"{_READ_BY}{rank}") is None}
-            time.sleep(_LOOK_SECONDS if waited_for else 0)
+            time.sleep(_POLL_SECONDS if waited_for else 0)

@@ -85,7 +85,7 @@ class HangReport:
         behind = [] if silent else _behind(answers)
         guilty = next(iter(silent or behind), None)
         message = self._sentence(answers, silent, behind)
-        self._tell(answers, Stalled(self._alarm["seconds"], self._alarm["median"], silent, behind, message))
+        self._report(answers, Stalled(self._alarm["seconds"], self._alarm["median"], silent, behind, message))
         stack = next((answer.text for answer in answers if answer.rank == guilty), self._own.text)
         step = min(answer.step for answer in answers)
         return Failure(Cause.STALLED, message, guilty, None, socket.gethostname(), step, stack)
@@ -119,7 +119,7 @@ class HangReport:
             return f"rank {rank} does not answer: its process {pid} is gone"
         return f"rank {rank} does not answer: its process {pid} {_STATES.get(state, f'is in state {state}')}"
 
-    def _tell(self, answers: list[RankReport], stalled: Stalled) -> None:
+    def _report(self, answers: list[RankReport], stalled: Stalled) -> None:
         attempt = self._context.job.attempt
         try:
             log = EventWriter(self._context.run.event_file(attempt, f"rank{self._own.rank}-watchdog"), attempt)

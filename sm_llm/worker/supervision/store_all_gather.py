@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sm_llm.worker.runtime.key_value_store import KeyValueStore
 
 TIMEOUT_SECONDS = 2 * 3600.0
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 class StoreAllGather:
@@ -55,5 +55,5 @@ class StoreAllGather:
             if time.monotonic() > deadline:
                 raise RunFailed(f"another process did not come within {self._timeout:.0f} s ({note})")
             while_waiting()
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         return decode(text)

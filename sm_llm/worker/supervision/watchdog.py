@@ -61,7 +61,7 @@ class Watchdog:
         # Each process watches one other: the load on the store grows with the number of processes, not with its square.
         self._neighbour = (context.place.rank + 1) % context.place.world_size
         # The neighbour's last beat and when it changed, by this process's clock: clocks of hosts are never compared.
-        self._heard: tuple[str | None, float] = (None, clock())
+        self._last_beat: tuple[str | None, float] = (None, clock())
         self._hang_report: HangReport | None = None
         self._first: Failure | None = None
         self._failed_at = 0.0
@@ -92,7 +92,7 @@ class Watchdog:
             try:
                 # Sign of life first, so that reading the notes of the others does not make this process seem dead.
                 self._beat()
-                self._look()
+                self._check()
                 self._answered_at, pause = self._clock(), POLL_SECONDS
             except RuntimeError as error:  # torch prints a page of its own each time
                 self._miss_the_board(error)
@@ -106,7 +106,7 @@ class Watchdog:
         if self._kv_store is not None and self._first is None:
             self._kv_store.put(f"beat/{self._context.place.rank}", str(self._beats))
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if (
             self._first is None
             and self._kv_store is not None
@@ -148,9 +148,9 @@ class Watchdog:
         if self._kv_store is None or self._neighbour == self._context.place.rank:
             return None
         beat, now = self._kv_store.get(f"beat/{self._neighbour}"), self._clock()
-        if beat != self._heard[0]:
-            self._heard = (beat, now)
-        silence = now - self._heard[1]
+        if beat != self._last_beat[0]:
+            self._last_beat = (beat, now)
+        silence = now - self._last_beat[1]
         # A neighbour without any beat has not started yet, and gets the time of a start.
         limit = self._spec.start_seconds if beat is None else self._spec.stall_seconds
         if beat == _DONE or silence <= limit:

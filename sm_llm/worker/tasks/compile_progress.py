@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sm_llm.contract.compile_cache import CachedGraph
     from sm_llm.worker.context import WorkerContext
 
-LOOK_SECONDS = 5.0
+POLL_SECONDS = 5.0
 """How often a node lists its graphs: a folder on a shared file system answers slowly."""
 REPORT_SECONDS = 60.0
 _NOTE = "precompile/graphs/"
@@ -44,15 +44,15 @@ class CompileProgress:
         self._stall_seconds = stall_seconds
         self._clock = clock
         self._changed_at = clock()
-        self._looked_at = self._reported_at = float("-inf")
+        self._polled_at = self._reported_at = float("-inf")
         self._states: dict[str, str] = {}
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """List the graphs and report them, as often as it is due. Raises ``RunFailed`` for a stall."""
         now = self._clock()
-        if now - self._looked_at < LOOK_SECONDS:
+        if now - self._polled_at < POLL_SECONDS:
             return
-        self._looked_at = now
+        self._polled_at = now
         known = graphs(open_store(self._folder))
         if (states := {it.graph: _state(it) for it in known}) != self._states:
             self._states, self._changed_at = states, now

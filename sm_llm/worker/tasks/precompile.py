@@ -21,7 +21,7 @@ from sm_llm.package import HOME
 from sm_llm.runs.events.events import AttemptStarted
 from sm_llm.runs.run_paths import ContainerPaths
 from sm_llm.runs.stopped import StopRecord
-from sm_llm.spec.machines.neuron_releases import installed_packages, release_fault
+from sm_llm.spec.machines.neuron_releases import installed_packages, release_problem
 from sm_llm.spec.tasks import PrecompileTask
 from sm_llm.spec.training import CheckpointSpec, SinksSpec
 from sm_llm.terminal import counted
@@ -106,7 +106,7 @@ class Precompilation:
         # Rank 0 decides for all: nodes that read the store at different moments could disagree.
         if self.together(place.is_leader and is_published(context))[0]:
             return
-        if fault := release_fault(installed_packages()):
+        if fault := release_problem(installed_packages()):
             raise RunFailed(f"task.training.parallelism: {fault}")
         if shutil.which(COMMAND) is None:
             raise RunFailed(f"{COMMAND} is not on the PATH of this image. Use an image with the Neuron SDK")
@@ -164,7 +164,7 @@ class Precompilation:
                     grace = self.job.backend.stop_seconds if left is None else left
                     program.stop(max(1.0, grace - _STOP_MARGIN_SECONDS))
                     return
-                progress.look()
+                progress.poll()
                 time.sleep(_POLL_SECONDS)
         except BaseException:
             program.kill()
@@ -238,7 +238,7 @@ class Precompilation:
         """Note a request to stop, of this node or another one; raise if another node has failed."""
         requests, kv_store = self.context.requests, self.context.kv_store
         if self.context.place.is_leader:
-            requests.look_for(self.context.run.stop_file)
+            requests.check_file(self.context.run.stop_file)
         self.stopped = requests.reason
         if kv_store is None:
             return

@@ -46,7 +46,7 @@ SUMMARY = "sm_llm.json"
 """File that every result has, so that a program that writes nothing has one, too."""
 _OWN_SUMMARY = "sm_llm.program.json"
 """What a file of that name that the program wrote is called in the result."""
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _STOP_MARGIN_SECONDS = 15.0
 """Of the time to stop, for publishing what the program has written last."""
 
@@ -250,7 +250,7 @@ class ScriptRunner:
                 if self.stopped is not None:
                     self._stop(program)
                     return argv
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
         except BaseException:
             # Whatever ends this process, the program must not go without it: it may hold the GPUs.
             program.kill()
@@ -281,7 +281,7 @@ class ScriptRunner:
         """Note a request to stop; raise if another process has failed."""
         requests = self.context.requests
         if self.context.place.is_leader:
-            requests.look_for(self.context.run.stop_file)
+            requests.check_file(self.context.run.stop_file)
         self.stopped = requests.reason
         if self.kv_store is not None and self.kv_store.get(FAILED) is not None:
             raise RunFailed("another process is gone")

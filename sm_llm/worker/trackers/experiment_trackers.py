@@ -138,11 +138,11 @@ def load_openers(spec: SinksSpec, context: WorkerContext) -> dict[str, Opener]:
             module, _, kind = tracker.partition(":")
             found[name] = partial(getattr(import_module(module), kind), block, context)
         except Exception as error:
-            _tell(context, name, error)
+            _report(context, name, error)
     return found
 
 
-def _tell(context: WorkerContext, name: str, error: Exception) -> None:
+def _report(context: WorkerContext, name: str, error: Exception) -> None:
     cause = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     context.notice(f"{name} gets no more numbers of this attempt ({cause}); the training continues", "warning")
 
@@ -161,7 +161,7 @@ class EventForwarder:
         self._sinks: dict[str, ExperimentTracker] = {}
         self._completed = False
         self._is_refilled = context.job.attempt == 1
-        self._ending = threading.Event()
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trackers", daemon=True)
 
     def start(self) -> None:
@@ -170,7 +170,7 @@ class EventForwarder:
 
     def close(self, seconds: float) -> None:
         """Pass on what is left and close the trackers; wait at most ``seconds`` for that."""
-        self._ending.set()
+        self._closing.set()
         # The thread is a daemon: a tracker that hangs cannot keep the process alive beyond this.
         self._thread.join(seconds)
         if self._thread.is_alive():
@@ -182,7 +182,7 @@ class EventForwarder:
     def _run(self) -> None:
         ended = False
         while not ended:
-            ended = self._ending.wait(self._poll_seconds)  # asked before reading: the last events are never missed
+            ended = self._closing.wait(self._poll_seconds)  # asked before reading: the last events are never missed
             if events := list(self._new_events()):
                 self._pass_on(events)
         for name, sink in list(self._sinks.items()):
@@ -232,4 +232,4 @@ class EventForwarder:
             action()
         except Exception as error:
             self._sinks.pop(name, None)
-            _tell(self._context, name, error)
+            _report(self._context, name, error)

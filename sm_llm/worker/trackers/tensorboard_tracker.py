@@ -26,9 +26,9 @@ class TensorBoardTracker:
         self.id = context.job.run_id
         self._folder = context.run.root / FOLDER if spec.folder is None else Path(spec.folder) / self.id
         self.uri: str | None = str(self._folder)
-        self._goes_on = any(self._folder.glob("events.out.tfevents.*"))
+        self._continues = any(self._folder.glob("events.out.tfevents.*"))
         self._writer = self._open(None)
-        if not self._goes_on:
+        if not self._continues:
             text = json.dumps(shown_spec(context), indent=4)
             self._writer.add_text("specification", f"    {text}".replace("\n", "\n    "))
 
@@ -37,14 +37,14 @@ class TensorBoardTracker:
 
     def refill(self, events: Sequence[Mapping[str, Any]]) -> None:
         """From the first step that the files lack a number of, all is written again, and what they had is forgotten."""
-        held = self._held() if self._goes_on else {}
+        held = self._held() if self._continues else {}
         lacking = (event for event in events for name in numbers(event) if event["step"] not in held.get(name, ()))
         first = next(lacking, None)
         if first is None:
             return
         self._writer.close()
         self._writer = self._open(first["step"])
-        self._goes_on = True
+        self._continues = True
         self._write([event for event in events if event["step"] >= first["step"]])
 
     def _held(self) -> dict[str, set[int]]:
@@ -57,11 +57,11 @@ class TensorBoardTracker:
     def take(self, events: Sequence[Mapping[str, Any]]) -> None:
         for event in events:
             if event["kind"] == "start_chosen":
-                if self._goes_on:
+                if self._continues:
                     self._writer.close()
                     # Steps that will be done again are dropped from what earlier attempts wrote.
                     self._writer = self._open(event["step"] + 1)
-                self._goes_on = True
+                self._continues = True
             self._write([event])
         # A process that is killed loses what is in the buffer.
         self._writer.flush()

@@ -167,8 +167,8 @@ def test_an_end_is_not_written_onto_an_attempt_that_took_its_place(
     assert run.state is RunState.FAILED
     again = start()
     assert [it.state for it in again.attempts] == [RunState.FAILED, None]
-    looked = jobs.state_of(run.home, before, account)
-    assert looked == NativeState(RunState.FAILED, "boom of the first")
+    polled = jobs.state_of(run.home, before, account)
+    assert polled == NativeState(RunState.FAILED, "boom of the first")
     assert [it.state for it in again.attempts] == [RunState.FAILED, None]
     taken = again.attempts[0].model_copy(update={"native_id": "us-west-2/pipelines-x-train-2", "state": None})
     run.home.update(lambda held: held.with_attempt(taken))

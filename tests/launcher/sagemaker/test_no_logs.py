@@ -35,7 +35,7 @@ def test_f11_following_a_job_without_a_stream_states_where_it_looks_and_ends(
 ) -> None:
     name = name_of(run)
     sagemaker_double.move(name, "Training")
-    monkeypatch.setattr(jobs, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(jobs, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(no_logs, "PATIENCE_SECONDS", 0.0)
     with pytest.raises(SubmitError, match="logs:CreateLogStream"):
         list(run.logs(follow=True))
@@ -57,18 +57,18 @@ def test_f11_a_job_that_waits_for_machines_is_waited_for_and_each_status_is_repo
     absence = NoStream(account("us-west-2"), name, run.uri, clock=lambda: now)
     capsys.readouterr()
 
-    def look(status: str, seconds: float) -> None:
+    def poll(status: str, seconds: float) -> None:
         nonlocal now
         now += seconds
         sagemaker_double.move(name, status)
         absence.note()
 
-    looks: list[tuple[str, float]] = [("Pending", 0), ("Pending", 90_000), ("Downloading", 1), ("Training", 1)]
-    for status, seconds in looks:
-        look(status, seconds)
-    look("Training", PATIENCE_SECONDS - 1)
+    polls: list[tuple[str, float]] = [("Pending", 0), ("Pending", 90_000), ("Downloading", 1), ("Training", 1)]
+    for status, seconds in polls:
+        poll(status, seconds)
+    poll("Training", PATIENCE_SECONDS - 1)
     with pytest.raises(SubmitError):
-        look("Training", 1)
+        poll("Training", 1)
     assert len(capsys.readouterr().err.splitlines()) == 3
 
 

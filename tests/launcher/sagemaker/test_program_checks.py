@@ -257,9 +257,9 @@ def test_S12_35_S12_6_settings_without_effect_and_tags_without_version_are_warne
     (program / "requirements.txt").write_text("einops\n")
     script = {**SCRIPT, "task": {**SCRIPT["task"], "source": str(program)}}
     assert effect not in reported(own, script, **built)
-    for tag, is_told in {"latest": True, "gpu": True, "2.10.0-gpu-py313-cu130-ubuntu22.04-sagemaker": False}.items():
+    for tag, is_stated in {"latest": True, "gpu": True, "2.10.0-gpu-py313-cu130-ubuntu22.04-sagemaker": False}.items():
         uri = f"{stock}.us-west-2.amazonaws.com/pytorch-training:{tag}"
-        assert ("the tag names no version" in reported(stock, image_uri=uri)) is is_told
+        assert ("the tag names no version" in reported(stock, image_uri=uri)) is is_stated
     digest = f"{stock}.us-west-2.amazonaws.com/pytorch-training@sha256:{'0' * 64}"
     assert "the tag names no version" not in reported(stock, image_uri=digest)
 

@@ -376,8 +376,8 @@ def test_C8_the_local_mode_of_the_sdk_names_ours(name: str, faults: Faults) -> N
 )
 def test_C8_a_job_name_that_comes_out_otherwise_is_warned_of(base: str, begins: str | None) -> None:
     (it,) = plan(TINY, f"backend.base_job_name={base}")
-    said = [text for text in it.warnings if "backend.base_job_name" in text]
-    assert [text.endswith(f"begin with {begins}") for text in said] == ([] if begins is None else [True])
+    about_names = [text for text in it.warnings if "backend.base_job_name" in text]
+    assert [text.endswith(f"begin with {begins}") for text in about_names] == ([] if begins is None else [True])
 
 
 def test_C8_an_empty_job_name_is_refused(faults: Faults) -> None:

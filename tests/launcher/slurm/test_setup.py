@@ -94,9 +94,9 @@ def test_only_a_tag_in_ECR_is_imported(image: str) -> None:
 def test_what_an_environment_lacks_is_named() -> None:
     found = {"torch": "2.11.0+cu130", "numpy": "2.0"}
     texts = ["# a comment\ntorch==2.11.0\n", "numpy==2.4.6\nPyYAML==6.0.4  # used\n"]
-    faults = environment_check.pin_faults(texts, found)
+    faults = environment_check.pin_problems(texts, found)
     assert faults == ["numpy is 2.0, not 2.4.6", "PyYAML is missing, not 6.0.4"]
-    assert environment_check.import_faults(["json", "no_such_module"]) == [
+    assert environment_check.import_problems(["json", "no_such_module"]) == [
         "import no_such_module: ModuleNotFoundError: No module named 'no_such_module'"
     ]
     assert environment_check.digest({"a": "1", "b": "2"}) == environment_check.digest({"b": "2", "a": "1"})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sm_llm.worker.slurm import nodelist
-from sm_llm.worker.slurm.nodelist import expand, keeping_places
+from sm_llm.worker.slurm.nodelist import expand, keeping_positions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +49,7 @@ def test_what_is_not_a_list_is_refused(text: str) -> None:
     ],
 )
 def test_nodes_that_stay_keep_their_places(names: list[str], before: list[str], order: list[str]) -> None:
-    assert keeping_places(names, before) == order
+    assert keeping_positions(names, before) == order
 
 
 @pytest.mark.parametrize("text", ["a[1-99999]b[1-2]", "a[1-99999],b[1-2]", "a[1-99999,1-2]", "a" + "[1-2]" * 60])

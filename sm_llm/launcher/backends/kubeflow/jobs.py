@@ -71,7 +71,7 @@ def state_of(home: RunStore, record: RunRecord, cluster: KubernetesCluster) -> N
         if job["metadata"].get("deletionTimestamp"):
             return NativeState(RunState.RUNNING, "ending: its job was deleted")
         return native
-    ending = _settle(home, record, last, native)
+    outcome = _settle(home, record, last, native)
     if native.state is RunState.FAILED:
         # The operator keeps what it kept for its logs: containers that fail again and again would hold their nodes.
         for pod in pods:
@@ -79,7 +79,7 @@ def state_of(home: RunStore, record: RunRecord, cluster: KubernetesCluster) -> N
                 with suppress(SubmitError):
                     _keep_logs(home, last.number, cluster, namespace, name)
                     cluster.delete_pod(namespace, str(pod["metadata"]["name"]))
-    return ending
+    return outcome
 
 
 def _gone(home: RunStore, record: RunRecord, last: Attempt) -> NativeState:

@@ -95,7 +95,7 @@ class Recording:
         self._folder = folder
         self._opened = opened
         self._couriers = periodics
-        self._ending: Outcome | None = None
+        self._outcome: Outcome | None = None
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -107,7 +107,7 @@ class Recording:
 
     def end(self, outcome: Outcome) -> None:
         """Record the end: in the event log first, so that whoever reads of it in the record finds all events."""
-        self._ending = outcome
+        self._outcome = outcome
         number = self._opened.number
         events = EventWriter(self._home.paths.event_file(number, "launcher"), number)
         events.write(AttemptEnded(outcome.state.value, outcome.reason, outcome.rank))
@@ -120,10 +120,10 @@ class Recording:
 
         Returns whether ``error`` is fixed.
         """
-        if self._ending is None:
+        if self._outcome is None:
             self.end(Outcome(RunState.FAILED, f"the launcher failed: {type(error).__name__}: {error}"))
             return False
-        self._record(self._ending)
+        self._record(self._outcome)
         return True
 
     def _record(self, outcome: Outcome) -> None:

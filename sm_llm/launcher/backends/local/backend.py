@@ -26,7 +26,7 @@ from sm_llm.runs.run_store import local_root
 from sm_llm.spec.backends.local import LocalOptions
 from sm_llm.spec.inputs import FileSystemInput, input_place
 from sm_llm.spec.machines.machine import Machine, this_machine
-from sm_llm.spec.machines.neuron_releases import installed_packages, release_fault
+from sm_llm.spec.machines.neuron_releases import installed_packages, release_problem
 from sm_llm.spec.references import sources
 from sm_llm.spec.tasks import TASK_KINDS, TrainTask, starts_own_ranks, starts_ranks, training_of
 from sm_llm.spec.validation.runner import run
@@ -216,7 +216,7 @@ def _missing_cores(plan: Plan) -> Iterator[Issue]:
     training = training_of(plan.job.task)
     if training is None or training.parallelism.image_stack != "neuron":
         return
-    if fault := release_fault(installed_packages()):
+    if fault := release_problem(installed_packages()):
         prefix, strategy = f"steps.{plan.step}." if plan.step else "", training.parallelism.strategy
         holder = "task" if isinstance(plan.job.task, TrainTask) else "task.training"
         problem = f"a local run does not start NeuronCores here: {fault}"

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 LEAVE_SECONDS = 30.0
 """How long a supervisor may take to go once it has recorded the end of its attempt."""
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 READY = b"ready\n"
 SUPERVISOR = "sm_llm.launcher.backends.local.supervisor"
 
@@ -84,7 +84,7 @@ def _is_alive_here(home: RunStore, record: RunRecord) -> bool:
     while is_anyone_alive(home.root):
         if time.monotonic() >= deadline:
             return True
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return False
 
 
@@ -168,14 +168,14 @@ def state(home: RunStore) -> tuple[RunState, str | None]:
         return RunState.RUNNING, None  # without asking the store: whoever watches it here can do without
     record = home.record()
     while (end := recorded_end(record)) is None:
-        found = _look(home, record)
+        found = _current_state(home, record)
         if found[0] is RunState.RUNNING or (now := home.record()).attempts == record.attempts:
             return found
         record = now
     return end.state, end.reason
 
 
-def _look(home: RunStore, record: RunRecord) -> tuple[RunState, str | None]:
+def _current_state(home: RunStore, record: RunRecord) -> tuple[RunState, str | None]:
     """The state of a run whose record holds no end, from its processes and what it has published."""
     last = record.attempts[-1] if record.attempts else None
     if is_anyone_alive(home.root) or is_alive_elsewhere(home, record):

@@ -24,7 +24,7 @@ def store_tasks(home: RunStore, attempt: int) -> list[PeriodicTask]:
     """
 
     def tell(message: str) -> None:
-        _tell(home, attempt, message)
+        _record(home, attempt, message)
 
     uploader = home.uploader(home.root, home.is_original)
     heartbeat = home.heartbeat(attempt, lambda: _superseded(home, attempt))
@@ -32,7 +32,7 @@ def store_tasks(home: RunStore, attempt: int) -> list[PeriodicTask]:
         return []
     requests = StopRequest(home.is_asked_to_stop, attempt, lambda: _stop(home, attempt))
     return [
-        PeriodicTask([requests.look, uploader.ship], tell, last=uploader.ship_all),
+        PeriodicTask([requests.poll, uploader.ship], tell, last=uploader.ship_all),
         PeriodicTask([heartbeat.beat], tell, what="heartbeats"),
     ]
 
@@ -49,12 +49,12 @@ def _stop(home: RunStore, attempt: int) -> None:
 
 def _superseded(home: RunStore, attempt: int) -> None:
     """Another machine took this attempt for dead and started the next: two must not continue."""
-    _tell(home, attempt, "a later attempt of this run was started elsewhere, so this one ends")
+    _record(home, attempt, "a later attempt of this run was started elsewhere, so this one ends")
     for number in (signal.SIGTERM, signal.SIGINT):  # together they end it at once
         os.kill(os.getpid(), number)
 
 
-def _tell(home: RunStore, attempt: int, message: str) -> None:
+def _record(home: RunStore, attempt: int, message: str) -> None:
     say(message)
     with suppress(OSError):
         log = EventWriter(home.paths.event_file(attempt, "launcher"), attempt)

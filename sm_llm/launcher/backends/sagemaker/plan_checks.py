@@ -20,8 +20,17 @@ from sm_llm.launcher.backends.sagemaker.request.capacity import (
 )
 from sm_llm.launcher.backends.sagemaker.request.distribution import distribution
 from sm_llm.launcher.backends.sagemaker.request.limits import known_values, request_issues
-from sm_llm.launcher.backends.sagemaker.request.request import RunLocation, SageMakerTarget, placed, training_job
-from sm_llm.launcher.backends.sagemaker.request.request_addresses import address_warnings, place_issues, place_warnings
+from sm_llm.launcher.backends.sagemaker.request.request import (
+    RunLocation,
+    SageMakerTarget,
+    training_job,
+    with_locations,
+)
+from sm_llm.launcher.backends.sagemaker.request.request_addresses import (
+    address_warnings,
+    location_issues,
+    location_warnings,
+)
 from sm_llm.launcher.backends.sagemaker.request.request_rules import (
     account_issues,
     job_issues,
@@ -153,7 +162,7 @@ def check_decisions(it: Decided) -> Iterator[Issue]:
 def check_places(it: Decided) -> Iterator[Issue]:
     """Regions, accounts and ARNs that do not fit one another."""
     if (settings := it.decisions.settings) is not None:
-        yield from place_issues(it.plan.job, settings)
+        yield from location_issues(it.plan.job, settings)
 
 
 def check_account(it: Decided) -> Iterator[Issue]:
@@ -172,7 +181,7 @@ def check_request_limits(it: Decided) -> Iterator[Issue]:
     """What the service's own limits refuse of the request."""
     job, assumed = it.plan.job, it.decisions.assumed
     if assumed is not None:
-        yield from request_issues(placed(job, assumed, _stand_in(job)))
+        yield from request_issues(with_locations(job, assumed, _stand_in(job)))
 
 
 def check_disk_and_time(it: Decided) -> Iterator[Issue]:
@@ -270,7 +279,7 @@ def _request_warnings(job: JobSpec, target: SageMakerTarget) -> Iterator[Issue]:
         message = f"the installed botocore does not know {kind} for training jobs"
         yield warning("instance-type-unknown-to-botocore", "compute.instance_type", message)
     yield from address_warnings(job)
-    yield from place_warnings(job, target.settings)
+    yield from location_warnings(job, target.settings)
     yield from unusable_warnings(job, target.settings)
     if target.image is not None:
         yield from images.patch_warnings(target.image, datetime.now(UTC).date())

@@ -9,8 +9,8 @@ from sm_llm.launcher.backends.sagemaker.request.request import (
     RunLocation,
     SageMakerTarget,
     mounted,
-    placed,
     seen_from_inside,
+    with_locations,
 )
 from sm_llm.launcher.images.images import line_of, lock_text
 from sm_llm.launcher.planning.bundle import SOURCE_FOLDER, make_bundle
@@ -50,7 +50,7 @@ def render(plan: Plan, job: JobFile) -> Submission:
         given.code_uri: bundle.archive,
         f"{given.job_folder}{JOB_FILE}": inside.model_dump_json(indent=2).encode() + b"\n",
     }
-    return Submission("sagemaker", inside, placed(spec, target, given), uploads)
+    return Submission("sagemaker", inside, with_locations(spec, target, given), uploads)
 
 
 def code_folder(job: JobSpec) -> str:

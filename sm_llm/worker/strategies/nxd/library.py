@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from sm_llm.errors import RunFailed
-from sm_llm.spec.machines.neuron_releases import installed_packages, release_fault
+from sm_llm.spec.machines.neuron_releases import installed_packages, release_problem
 from sm_llm.worker.object_collectives import restrict_object_collectives
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _STATE = f"{_PACKAGE}.parallel_layers.parallel_state"
 
 def check_release() -> None:
     """Raise ``RunFailed`` where the packages of this image are not those of one release that trains."""
-    if fault := release_fault(installed_packages()):
+    if fault := release_problem(installed_packages()):
         raise RunFailed(f"task.parallelism: {fault}")
 
 

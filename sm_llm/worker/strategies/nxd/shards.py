@@ -94,9 +94,9 @@ class RankShards:
         for stage in range(self._plan.degrees.pipeline):
             names = [it for it in self._plan.stage(stage) if it in self._facts]
             held = {rank: self._plan.rank(rank, names) for rank in range(self._plan.degrees.tensor)}
-            placed = parts_by_source(held)
+            by_source = parts_by_source(held)
             for name in names:
-                parts, _ = primary_and_copies(placed[name])
+                parts, _ = primary_and_copies(by_source[name])
                 slices = [self._brought(name, it, own, ranks[it.rank, stage], group) for it in parts]
                 yield name, torch.cat(slices, dim=parts[0].tensor.axis) if dist.get_rank() == 0 else torch.empty(0)
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sm_llm.runs.run_record import Attempt, RunRecord
     from sm_llm.runs.run_store import RunStore
 
-LOOK_SECONDS = 5.0
+POLL_SECONDS = 5.0
 """Between two reads of the logs of a job that runs."""
 
 
@@ -111,7 +111,7 @@ def logs_of(
 
     absence = NoStream(connect(region), name, home.uri)
 
-    def look() -> bool:
+    def check() -> bool:
         alive = still_running()  # asked before the rest, so that the last lines are never missed
         with leaving_alone(home):
             cache.pull()
@@ -119,7 +119,7 @@ def logs_of(
                 absence.note()
         return alive
 
-    return read_logs(home.paths, attempt, wanted, still_running=look, poll=LOOK_SECONDS)
+    return read_logs(home.paths, attempt, wanted, still_running=check, poll=POLL_SECONDS)
 
 
 def _as_printed(wanted: LogFilter, job: Mapping[str, Any]) -> LogFilter:

@@ -28,7 +28,7 @@ class NoStream:
     job: str
     run_uri: str
     clock: Callable[[], float] = time.monotonic
-    _said: str = field(default="", init=False)
+    _printed: str = field(default="", init=False)
     _training_since: float | None = field(default=None, init=False)
 
     def note(self) -> None:
@@ -42,9 +42,9 @@ class NoStream:
             status = "not created yet"
         where = f"log group {GROUP} of {self.account.region}, streams {self.job}/…"
         line = f"no log stream yet in {where} The job is {status}"
-        if line != self._said:
+        if line != self._printed:
             say(line, err=True)
-            self._said = line
+            self._printed = line
         # Before its containers run a job prints nothing, so nothing is missing yet.
         if status != "Training":
             self._training_since = None

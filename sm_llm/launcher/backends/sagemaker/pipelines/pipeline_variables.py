@@ -10,7 +10,7 @@ from typing import Any
 from sm_llm.errors import Issue, PlanError
 from sm_llm.launcher.backends.sagemaker.pipelines.settled import variable_issue
 from sm_llm.spec.job import WorkflowSpec
-from sm_llm.spec.loading.overrides import placed
+from sm_llm.spec.loading.overrides import resolved
 from sm_llm.spec.references import workflow_job
 from sm_llm.spec.validation.fields import did_you_mean
 
@@ -70,7 +70,7 @@ def _variable(workflow: WorkflowSpec, name: str, dotted: str) -> Variable | Issu
         return Issue(
             "variable-name-invalid", where, "a variable's name has letters, digits, hyphens and underscores only", name
         )
-    whole, issue = placed(WorkflowSpec, tuple(dotted.split(".")), workflow.model_dump())
+    whole, issue = resolved(WorkflowSpec, tuple(dotted.split(".")), workflow.model_dump())
     if issue is not None:
         return Issue(
             "variable-target-ambiguous",

@@ -234,7 +234,9 @@ class RunLocation:
 
 
 def training_job(job: JobSpec, target: SageMakerTarget) -> dict[str, Any]:
-    """What every run of the job sends alike: the request without names, addresses and inputs, which ``placed`` adds."""
+    """The part of the request that every run of the job shares: without names, addresses and inputs, which
+    ``with_locations`` adds.
+    """
     options, settings = SageMakerOptions.of(job), target.settings
     request: dict[str, Any] = {
         "RoleArn": settings.role,
@@ -248,7 +250,7 @@ def training_job(job: JobSpec, target: SageMakerTarget) -> dict[str, Any]:
     return request | ({"Environment": variables} if variables else {}) | _switches(options, settings)
 
 
-def placed(job: JobSpec, target: SageMakerTarget, given: RunLocation) -> dict[str, Any]:
+def with_locations(job: JobSpec, target: SageMakerTarget, given: RunLocation) -> dict[str, Any]:
     """The whole request of an attempt. Equal inputs give equal requests; nothing is decided here.
 
     ``job`` is that of ``target``, with the places of its inputs as they are known by now.

@@ -67,7 +67,7 @@ def partition_of(region: str) -> str:
         raise ValueError(str(error)) from None
 
 
-def place_issues(job: JobSpec, found: JobSettings) -> Iterator[Issue]:
+def location_issues(job: JobSpec, found: JobSettings) -> Iterator[Issue]:
     """ARNs and images that belong to another partition, region or account than the job."""
     if found.region is None:
         return
@@ -86,7 +86,7 @@ def place_issues(job: JobSpec, found: JobSettings) -> Iterator[Issue]:
             yield from _image_issues(path, image, match, found.region)
 
 
-def place_warnings(job: JobSpec, found: JobSettings) -> Iterator[Issue]:
+def location_warnings(job: JobSpec, found: JobSettings) -> Iterator[Issue]:
     """What may work, if another account or region allows it."""
     account = _account(found)
     for it in _named(job, found):

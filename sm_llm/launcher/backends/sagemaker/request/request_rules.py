@@ -159,7 +159,7 @@ def job_issues(job: JobSpec) -> Iterator[Issue]:
     yield from _instance_issues(job, options)
     yield from _strategy_issues(job, options)
     yield from _capacity_issues(options)
-    yield from _place_issues(job)
+    yield from _location_issues(job)
     yield from address_issues(job)
     yield from image_issues(job)
     yield from _secret_issues(job)
@@ -329,7 +329,7 @@ def _capacity_issues(options: SageMakerOptions) -> Iterator[Issue]:
             yield Issue("tag-prefix-of-aws", f"backend.tags.{key}", "tags that begin with aws: are AWS's own", key)
 
 
-def _place_issues(job: JobSpec) -> Iterator[Issue]:
+def _location_issues(job: JobSpec) -> Iterator[Issue]:
     """Places that a container in the cloud cannot see."""
     if not job.storage.startswith("s3://"):
         remedy = "Write s3://bucket/prefix; folders are for the local backend"

@@ -43,11 +43,11 @@ class Staged:
     @classmethod
     def next(cls, loaded: Loaded, plan: Plan, *, is_pipeline: bool) -> Staged:
         """A fresh run; in a pipeline, where equal definitions must be equal, one named by its content."""
-        from sm_llm.runs.run_paths import mint_run_id
+        from sm_llm.runs.run_paths import generate_run_id
 
         name = loaded.spec.name
         if not is_pipeline:
-            return cls.named(mint_run_id(name), loaded, plan)
+            return cls.named(generate_run_id(name), loaded, plan)
         sent = cls.named(f"{name}-{loaded.digest[:12]}", loaded, plan).request  # for its code and image
         return cls.named(f"{name}-{request_digest(loaded.digest, sent)}", loaded, plan, in_pipeline=True)
 

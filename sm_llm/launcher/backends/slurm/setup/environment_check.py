@@ -33,7 +33,7 @@ def digest(found: dict[str, str]) -> str:
     return hashlib.sha256("\n".join(f"{name}=={found[name]}" for name in sorted(found)).encode()).hexdigest()
 
 
-def pin_faults(texts: list[str], found: dict[str, str]) -> list[str]:
+def pin_problems(texts: list[str], found: dict[str, str]) -> list[str]:
     """Pins that the environment does not have; a build behind a ``+`` is not compared."""
     faults = []
     for line in (line.strip() for text in texts for line in text.splitlines()):
@@ -43,7 +43,7 @@ def pin_faults(texts: list[str], found: dict[str, str]) -> list[str]:
     return faults
 
 
-def import_faults(modules: list[str]) -> list[str]:
+def import_problems(modules: list[str]) -> list[str]:
     """Modules that cannot be imported, with the first line of why."""
     faults = []
     for name in modules:
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
     # Read before the imports, which may change what the interpreter finds.
     found = installed()
     texts = [Path(it).read_text(encoding="utf-8") for it in arguments[:split]]
-    faults = [*pin_faults(texts, found), *import_faults(arguments[split + 1 :])]
+    faults = [*pin_problems(texts, found), *import_problems(arguments[split + 1 :])]
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     print("environment", node, digest(found), "; ".join(faults) or "ok", flush=True)
     return 1 if faults else 0

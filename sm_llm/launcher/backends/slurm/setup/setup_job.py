@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sm_llm.launcher.backends.slurm.cluster import Cluster
     from sm_llm.spec.backends.slurm import SlurmOptions
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 KEPT_DAYS = 7
 """How long the folder of a job that failed is kept. No such job may take as long."""
 _LOG = "job.log"
@@ -102,7 +102,7 @@ def _await(job_id: str, cluster: Cluster, wait_seconds: float, sleep: Callable[[
             # squeue forgets jobs after MinJobAge, which may be shorter than a wait on a busy machine.
             row = cluster.job(job_id) or cluster.accounted(job_id)
         except NoAnswer:  # nothing has happened to the job; a controller that is busy answers later
-            sleep(LOOK_SECONDS)
+            sleep(POLL_SECONDS)
             continue
         native = native_state(row) if row is not None else None
         if native is None:
@@ -111,4 +111,4 @@ def _await(job_id: str, cluster: Cluster, wait_seconds: float, sleep: Callable[[
             return native.state is RunState.COMPLETED
         if native.state is RunState.PENDING and time.monotonic() - started > wait_seconds:
             raise SubmitError(f"job {job_id} has not started within {wait_seconds:.0f} s: it is {native.detail}")
-        sleep(LOOK_SECONDS)
+        sleep(POLL_SECONDS)
