@@ -5,7 +5,7 @@
 
 ``kills`` needs root and Debian's Slurm (tests/fixtures/slurm.py). On a cluster of virtual nodes two train a tiny Llama:
 with ``sm-llm``, and with sbatch, torchrun and DCP as one would write them (``plain_recovery.py``). A node gets
-SIGKILL, and the time until the next completed step is measured; ours and plain take turns, a block of kills each.
+SIGKILL, and the time until the next completed step is measured, while the processes of the other are stopped.
 ``restore`` times what a restart brings of a checkpoint of ``state`` bytes from a SeaweedFS that gives ``rate`` bytes
 per second in all: both nodes from the store, both from their own disks, and one that was replaced. Only ratios mean
 something: all of it shares one machine.
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,8 @@ from tests.fixtures.s3_server import KEY, SECRET, running_server  # noqa: E402
 from tests.fixtures.slurm import SlurmCluster, started_cluster  # noqa: E402
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sm_llm.storage.publication.publish import CommitManifest, FileEntry
 
 EVERY = 3
@@ -134,27 +137,48 @@ def restarts(cluster: SlurmCluster, job_id: str) -> int:
     return int(cluster.run("squeue", "-h", "-t", "all", "-j", job_id, "-O", "RestartCnt").strip())
 
 
-def kills(count: int, blocks: int) -> None:
-    """Blocks of kills, ours and plain in turns."""
+@contextmanager
+def paused(cluster: SlurmCluster, way: Ours | Plain) -> Iterator[None]:
+    """The processes of a job do not run meanwhile: they would take processor time from the other's recovery."""
+    cluster.run("scancel", "--signal=STOP", way.job_id)
+    try:
+        yield
+    finally:
+        cluster.run("scancel", "--signal=CONT", way.job_id)
+
+
+def kills(count: int) -> None:
+    """Pairs of kills, the first of each pair in turns ours and plain."""
     seconds: dict[str, list[float]] = {"ours": [], "plain": []}
     parts: dict[str, list[float]] = {name: [] for name in PARTS}
-    with tempfile.TemporaryDirectory() as root, started_cluster(folder_of(root, "cluster"), 4) as cluster:
+    loads: list[float] = []
+    # Two nodes for each, and two that may take a lost one's place.
+    with tempfile.TemporaryDirectory() as root, started_cluster(folder_of(root, "cluster"), 6) as cluster:
         os.environ["SLURM_CONF"] = str(cluster.configuration)
-        for block in range(blocks):
-            for name in ("ours", "plain") if block % 2 == 0 else ("plain", "ours"):
-                folder = folder_of(root, f"{name}-{block}")
-                way = Ours(folder) if name == "ours" else Plain(folder, cluster)
-                for number in range(block, count, blocks):
-                    seconds[name].append(seconds_to_recover(cluster, way, number))
-                    print(f"{name}: {seconds[name][-1]:.1f} s", flush=True)
-                    if isinstance(way, Ours):
-                        for part, value in way.parts().items():
-                            parts[part].append(value)
-                cluster.run("scancel", way.job_id)
-                cluster.await_state(lambda: not cluster.run("squeue", "-h").strip(), SECONDS)
-    ratio = statistics.median(seconds["ours"]) / statistics.median(seconds["plain"])
+        ways = {"ours": Ours(folder_of(root, "ours")), "plain": Plain(folder_of(root, "plain"), cluster)}
+        for way in ways.values():
+            cluster.await_state(lambda way=way: len(way.steps()) > EVERY, SECONDS)  # type: ignore[misc]
+        for number in range(count):
+            for name in ("ours", "plain") if number % 2 == 0 else ("plain", "ours"):
+                [other] = [it for it in ways if it != name]
+                with paused(cluster, ways[other]):
+                    seconds[name].append(seconds_to_recover(cluster, ways[name], number))
+                loads.append(os.getloadavg()[0])
+                print(f"{name}: {seconds[name][-1]:.1f} s, load {loads[-1]:.0f}", flush=True)
+            assert isinstance(ways["ours"], Ours)
+            for part, value in ways["ours"].parts().items():
+                parts[part].append(value)
+    pairs = [ours / plain for ours, plain in zip(seconds["ours"], seconds["plain"], strict=True)]
     shares = {name: statistics.median(values) / statistics.median(seconds["ours"]) for name, values in parts.items()}
-    print(json.dumps({"ratio": ratio, "shares_of_ours": shares, "seconds": seconds}, indent=2))
+    found = {
+        "ratio of medians": statistics.median(seconds["ours"]) / statistics.median(seconds["plain"]),
+        "median of the pairs' ratios": statistics.median(pairs),
+        "shares of ours": shares,
+        "load": [min(loads), statistics.median(loads), max(loads)],
+        "seconds": seconds,
+        "parts of ours": parts,
+    }
+    print(json.dumps(found, indent=2))
 
 
 def folder_of(root: str, name: str) -> Path:
@@ -223,14 +247,13 @@ def main() -> None:
     parts = parser.add_subparsers(dest="part", required=True)
     killing = parts.add_parser("kills")
     killing.add_argument("--kills", type=int, default=10)
-    killing.add_argument("--blocks", type=int, default=2)
     restoring = parts.add_parser("restore")
     restoring.add_argument("--rate", type=float, default=50e6)
     restoring.add_argument("--state", type=float, default=500e6)
     restoring.add_argument("--rounds", type=int, default=3)
     reported = parser.parse_args()
     if reported.part == "kills":
-        kills(reported.kills, reported.blocks)
+        kills(reported.kills)
     else:
         restore(reported.rate, int(reported.state), reported.rounds)
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from sm_llm.spec.backends.base import InstanceGroup
     from sm_llm.spec.job import JobSpec
+    from sm_llm.spec.parallelism.base import StrategySpec
 
 _PIPELINE_INFLIGHT, _ZERO1_INFLIGHT = "7", "3"
 
@@ -58,14 +59,17 @@ def network_environment(job: JobSpec) -> dict[str, str]:
     EFA is named only where every node has a card for it, and only between nodes: on one node its warnings mislead. The
     protocol of NCCL and libfabric's other switches are left to current plugins, which choose better themselves.
     """
-    rows = machines(job)
-    if not rows:
-        return {}
-    is_neuron = all(row.is_neuron for row in rows)
+    rows, parallelism = machines(job), parallelism_of(job.task)
+    # A cluster of one's own may leave the type out, and a strategy for Neuron still needs its variables.
+    is_neuron = all(row.is_neuron for row in rows) if rows else _is_for_neuron(parallelism)
     variables = _neuron_environment(job) if is_neuron else {}
-    if all(row.efa_cards for row in rows) and job.compute.instance_count > 1:
+    if rows and all(row.efa_cards for row in rows) and job.compute.instance_count > 1:
         variables |= _efa_environment(is_neuron=is_neuron)
     return variables
+
+
+def _is_for_neuron(parallelism: StrategySpec | None) -> bool:
+    return parallelism is not None and parallelism.image_stack == "neuron"
 
 
 def _efa_environment(*, is_neuron: bool) -> dict[str, str]:

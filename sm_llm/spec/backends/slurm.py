@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+:=&|*,()\[\]-]*")
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%-]*")
 _IMAGE = re.compile(r"[A-Za-z0-9/][A-Za-z0-9_./:@#+-]*")
-_NOT_IN_PATHS = re.compile(r"[\x00-\x1f\x7f:,\\]")
+_NOT_IN_PATHS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029:,\\]")
 
 
 def _word(value: str) -> str:

@@ -129,6 +129,7 @@ class Node:
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(backend["stop_seconds"])),
             "PYTHONUNBUFFERED": "1",
             **self.environ,
+            **_activation(self.environ),
             "SAGEMAKER_BASE_DIR": str(self.base),
         }
 
@@ -176,6 +177,14 @@ class Node:
         """Leave a file for the launcher and for the job's script."""
         with suppress(OSError):
             (self.folder / name).write_text(text, encoding="utf-8")
+
+
+def _activation(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a shell that activates this virtual environment sets, for programs that are called by name."""
+    if sys.prefix == sys.base_prefix:
+        return {}
+    programs = str(Path(sys.prefix) / "bin")
+    return {"VIRTUAL_ENV": sys.prefix, "PATH": os.pathsep.join(filter(None, [programs, environ.get("PATH")]))}
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:

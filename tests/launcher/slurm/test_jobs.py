@@ -61,9 +61,22 @@ class Scripted:
         self.asked.append(argv)
         if argv[0] == "sacct":
             return CommandResult(1, b"", "Slurm accounting storage is disabled")
-        if argv[0] == "scancel":
+        if argv[0] in ("scancel", "sbatch"):
             return CommandResult(0, b"", "")
         return self.squeue if argv[0] == "squeue" else LocalTransport().run(argv, stdin=stdin)
+
+
+@dataclass
+class Accounting(Scripted):
+    """A login node whose accounting database has these rows."""
+
+    rows: str = ""
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
+        if argv[0] == "sacct":
+            self.asked.append(argv)
+            return CommandResult(0, self.rows.encode(), "")
+        return super().run(argv, stdin=stdin)
 
 
 def listed(state: str, reason: str = "None", restarts: int = 0) -> CommandResult:
@@ -116,24 +129,61 @@ def test_the_state_decides_and_not_exit_code_0(native: str, state: RunState, tmp
     assert home.record().attempts[0].state is state
 
 
+@pytest.mark.parametrize(("retry", "state"), [("requeue", RunState.RESTARTING), ("none", RunState.STOPPED)])
+def test_to_be_preempted_is_the_end_of_a_job_that_is_not_requeued(retry: str, state: RunState, tmp_path: Path) -> None:
+    home, record = a_run(tmp_path, "7")
+    record = home.update(lambda it: it.model_copy(update={"spec": {**it.spec, "backend": {
+        **it.spec["backend"], "retry": retry,
+    }}}))  # fmt: skip
+    left(tmp_path)
+    assert jobs.state_of(home, record, Cluster(Scripted(listed("PREEMPTED")))).state is state
+    # Once squeue has forgotten it nobody starts it again, whatever was asked for.
+    home, record = a_run(tmp_path / "b", "7")
+    left(tmp_path / "b")
+    login = Accounting(FORGOTTEN, rows="7|PREEMPTED|2026-11-29T13:48:14|n1\n")
+    assert jobs.state_of(home, record, Cluster(login)).state is RunState.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("printed", "job_id"),
+    [
+        ("7\n", "7"),
+        ("7;cluster\n", "7"),
+        ("Welcome\n12 users\n7\n", "7"),
+        ("queued\n", None),
+        ("", None),
+    ],
+)
+def test_what_sbatch_prints_beside_the_number(printed: str, job_id: str | None) -> None:
+    """A site's sbatch may be a script of its own; without a number nobody knows whether a job was submitted."""
+
+    class Login(Scripted):
+        def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
+            return CommandResult(0, printed.encode(), "")
+
+    cluster = Cluster(Login(FORGOTTEN))
+    if job_id is not None:
+        assert cluster.submit("/jobs", "job.sh") == job_id
+    else:
+        with pytest.raises(NoAnswer, match="printed no number of a job"):
+            cluster.submit("/jobs", "job.sh")
+
+
+def test_a_login_node_without_slurm_is_named_before_anything_is_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    backend = {**VENV, "shared_folder": str(tmp_path)}
+    with pytest.raises(SubmitError, match=r"sbatch is not on this machine\. Work on a login node"):
+        sm_llm.launch({**TINY, "backend": backend, "storage": str(tmp_path / "runs")})
+    assert not list((tmp_path / "runs").glob("*/attempts/*"))
+
+
 @pytest.mark.parametrize("native", ["PREEMPTED", "REQUEUED", "COMPLETING", "BRAND_NEW"])
 def test_what_is_not_an_end_settles_nothing(native: str, tmp_path: Path) -> None:
     home, record = a_run(tmp_path, "7")
     assert not jobs.state_of(home, record, Cluster(Scripted(listed(native)))).state.is_final
     assert home.record() == record
-
-
-@dataclass
-class Accounting(Scripted):
-    """A login node whose accounting database has these rows."""
-
-    rows: str = ""
-
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
-        if argv[0] == "sacct":
-            self.asked.append(argv)
-            return CommandResult(0, self.rows.encode(), "")
-        return super().run(argv, stdin=stdin)
 
 
 # As sacct of Slurm 22.05 with slurmdbd printed them for jobs of a real cluster, with another job's number.
@@ -333,7 +383,30 @@ def test_SL09_ssh_has_one_connection_and_checks_host_keys(slurm_over_ssh: SlurmO
     assert log.count("Accepted publickey") == 1
     assert Cluster(transport).name == "local"
 
-    slurm_over_ssh.disconnect()
-    (slurm_over_ssh.ssh_folder / "known_hosts").write_text("")
-    with pytest.raises(NoAnswer, match="compare the fingerprint and accept it: ssh login"):
-        transport.run(["true"])
+    known = slurm_over_ssh.ssh_folder / "known_hosts"
+    host, kind, _ = known.read_text().split()
+    other = (slurm_over_ssh.ssh_folder / "user.pub").read_text().split()[1]
+    for text, problem in (
+        ("", "compare the fingerprint and accept it: ssh login"),
+        (f"{host} {kind} {other}\n", r"its host key is not the one that is known\. .*Only then remove the old key"),
+    ):
+        slurm_over_ssh.disconnect()
+        known.write_text(text)
+        with pytest.raises(NoAnswer, match=problem) as refused:
+            transport.run(["true"])
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.integration
+def test_a_login_shell_may_print_and_set_the_path(
+    slurm_over_ssh: SlurmOverSsh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HyperPod and ParallelCluster put Slurm's commands on the PATH in /etc/profile.d alone."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sinfo-of-test").write_text("#!/bin/sh\ncat; exit 3\n")
+    (tmp_path / "bin" / "sinfo-of-test").chmod(0o700)
+    (tmp_path / ".bash_profile").write_text(f"echo Welcome 5\nPATH=$PATH:{tmp_path}/bin\n")
+    shell = ("env", f"HOME={tmp_path}", "bash", "-lc")
+    monkeypatch.setattr("sm_llm.launcher.backends.slurm.transport._LOGIN_SHELL", shell)
+    answer = SshTransport(slurm_over_ssh.host).run(["sinfo-of-test"], stdin=b"a\nb")
+    assert (answer.code, answer.text) == (3, "a\nb")

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import shlex
 import subprocess
 import sys
 import time
@@ -95,7 +96,8 @@ def test_a_shell_is_a_step_of_the_running_job() -> None:
     with pytest.raises(SubmitError, match=r"jobs of a workflow\. Name the run of one of its steps"):
         shell_command("localhost/7,8", 0, cluster)
     command = SshTransport("login").interactive(["srun", "a b"])
-    assert (command[:2], command[-3:]) == (["ssh", "-t"], ["--", "login", "srun 'a b'"])
+    assert (command[:2], command[-3:-1]) == (["ssh", "-t"], ["--", "login"])
+    assert shlex.split(command[-1]) == ["bash", "-lc", 'exec "$@"', "shell", "srun", "a b"]
 
 
 def options(**fields: Any) -> SlurmOptions:

@@ -237,6 +237,15 @@ def test_graphs_lie_below_a_storage_that_is_relative(tmp_path: Path, monkeypatch
     assert f"export NEURON_COMPILE_CACHE_URL={tmp_path}/runs/neuron-compile-cache\n" in text
 
 
+def test_a_strategy_for_neuron_has_its_variables_without_an_instance_type() -> None:
+    task = {**TINY["task"], "model": LONG, "parallelism": {"strategy": "nxd", "tensor_parallel_degree": 2}}
+    task |= {"data": {**TINY["task"]["data"], "seq_length": 2048}}
+    compute = {"processes_per_instance": 2}
+    text = render({**TINY, "task": task, "compute": compute}).request["script"]
+    assert "export NEURON_COMPILE_CACHE_URL=/fsx/runs/neuron-compile-cache\n" in text
+    assert "NEURON_" not in render({**TINY, "compute": compute}).request["script"]
+
+
 def test_a_packed_program_is_not_mounted_and_may_be_relative_over_ssh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,6 +364,10 @@ def test_what_cannot_be_or_has_no_effect_is_refused(options: dict[str, Any], iss
         ({"secrets": {"HF_TOKEN": "env:HF_TOKEN"}}, "secrets.HF_TOKEN: cannot be read by a job"),
         ({"backend": {**VENV, "ssh_host": "login"}, "task": {**TINY["task"], "data": ROWS}},
          "task.data.train: is a folder of this machine, and the job runs on login"),
+        ({"storage": "/fsx/a\nb"}, "storage: holds characters that no line of a batch script can"),
+        ({"backend": container(), "storage": "/fsx/a b"}, "storage: cannot be mounted into a container: .* no ' '"),
+        ({"backend": container(shared_folder="/fsx/a$b")}, "backend.shared_folder: cannot be mounted into a container"),
+        ({"backend": container(container_mounts=["/a b:/c"])}, "backend.container_mounts.0: cannot be mounted"),
         ({"backend": container(), "storage": "/fsx/a,b"}, "storage: cannot be mounted into a container"),
         ({"backend": container(), "inputs": {"rows": "/a:b"}, "task": {"kind": "script", "entry": "-m x"}},
          "inputs.rows: cannot be mounted into a container"),
@@ -365,7 +378,7 @@ def test_what_cannot_be_or_has_no_effect_is_refused(options: dict[str, Any], iss
           "task": {**TINY["task"], "logging": {"sinks": {"tensorboard": {"folder": "board"}}}}},
          r"task\.logging\.sinks\.tensorboard\.folder: is a folder of this machine"),
     ],
-    ids=["secret", "relative", "comma", "input", "key", "tracker", "tracker over ssh"],
+    ids=lambda it: "" if isinstance(it, dict) else it[:40],
 )  # fmt: skip
 def test_places_that_the_nodes_do_not_see_are_refused(fields: dict[str, Any], issue: str) -> None:
     assert re.search(issue, refusal({**TINY, **fields}))

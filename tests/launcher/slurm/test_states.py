@@ -58,7 +58,16 @@ def test_SL17_an_unknown_state_is_shown_raw() -> None:
         ),
         (JobRow("1", "PENDING", "AssocGrpGRES"), RunState.PENDING, "waiting for quota (AssocGrpGRES)"),
         (JobRow("1", "PENDING", "Dependency"), RunState.PENDING, "waiting for other jobs (Dependency)"),
-        (JobRow("1", "PENDING", "JobHeldUser"), RunState.PENDING, "waiting (JobHeldUser)"),
+        (
+            JobRow("1", "PENDING", "JobHeldUser"),
+            RunState.PENDING,
+            "held (JobHeldUser): scontrol release 1 lets it start",
+        ),
+        (
+            JobRow("1", "PENDING", "launch failed requeued held", 2),
+            RunState.PENDING,
+            "held (launch failed requeued held): scontrol release 1 lets it start",
+        ),
         (
             JobRow("1", "PENDING", "BeginTime", 1, "2026-11-29T07:48:02"),
             RunState.RESTARTING,

@@ -145,6 +145,16 @@ def test_a_request_becomes_the_workers_stop_file(tmp_path: Path, request_file: s
     assert (tmp_path / "stopped-2").exists()
 
 
+def test_programs_of_the_virtual_environment_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``neuron_parallel_compile``, the compiler, and python in a shell script."""
+    node = Node({**job(tmp_path), "PATH": "/usr/bin:/bin"}, 1, "train.py")
+    monkeypatch.setattr(sys, "prefix", "/fsx/venv")
+    variables = node.variables()
+    assert (variables["PATH"], variables["VIRTUAL_ENV"]) == ("/fsx/venv/bin:/usr/bin:/bin", "/fsx/venv")
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    assert node.variables()["PATH"] == "/usr/bin:/bin"
+
+
 def test_folders_that_the_task_writes_to_are_checked(tmp_path: Path) -> None:
     backend = {"scratch_folder": str(tmp_path / "scratch"), "stop_seconds": 5.0, "container_image": "x.sqsh"}
     spec = {"backend": backend, "task": {"kind": "train"}}

@@ -27,6 +27,7 @@ _SEPARATOR = "\x1f"
 """In no name of a node, and in no comment of ours."""
 _FRESH_SECONDS = 2.0
 _INVALID = "Invalid job id"
+_JOB = re.compile(r"^([0-9]+)(?:;\S+)?$", re.MULTILINE)
 _NO_ACCOUNTING = "accounting storage is disabled"
 _MOST_LOG_BYTES = 4 << 20
 """Of one log in one answer; the rest comes with the next."""
@@ -72,6 +73,15 @@ class Cluster:
             raise SubmitError(f"scontrol on {self.transport.where} does not name its cluster")
         return found[1]
 
+    def check_commands(self) -> None:
+        """Raise ``SubmitError`` where there is no sbatch."""
+        answer = self.transport.run(["sbatch", "--version"])
+        if answer.code:
+            raise SubmitError(
+                f"{self.transport.where} has no sbatch that runs: {answer.words}. Work on a login node of the cluster, "
+                "or name one: backend.ssh_host=HOST"
+            )
+
     def submit(self, folder: str, script: str, after: Sequence[str] = ()) -> str:
         """Submit ``script``, which works in ``folder``, to start once the jobs ``after`` have ended without an error.
 
@@ -79,10 +89,13 @@ class Cluster:
         """
         waits = f"afterok:{':'.join(after)}" if after else ""
         answer = self.transport.run(["sh", "-c", SUBMIT, "sh", folder, script, waits])
-        job_id = answer.text.strip().partition(";")[0]
-        if answer.code or not job_id.isdigit():
+        if answer.code:
             raise SubmitError(f"sbatch on {self.transport.where} refused the job: {answer.words}")
-        return job_id
+        # A site's own sbatch may print more. "7;NAME" names the cluster as well.
+        found = _JOB.findall(answer.text)
+        if not found:
+            raise NoAnswer(f"sbatch on {self.transport.where} printed no number of a job: {answer.words}")
+        return str(found[-1])
 
     def job(self, job_id: str) -> JobRow | None:
         """The job as ``squeue`` lists it, of all of this user's jobs at once; None once Slurm has forgotten it.
@@ -141,7 +154,7 @@ class Cluster:
         rows = sorted((it for it in lines if len(it) == 4), key=lambda it: it[2])  # by the time of its submission
         newest = JobRow(rows[-1][0], rows[-1][1], nodes=rows[-1][3]) if rows else None
         # A job whose end never reached the database stays "RUNNING" there: Slurm calls it a runaway job.
-        return newest if newest is not None and native_state(newest).state.is_final else None
+        return newest if newest is not None and native_state(newest, requeues=False).state.is_final else None
 
     def has_accounting(self) -> bool:
         """Whether ``sacct`` has a database. Raises ``NoAnswer``."""

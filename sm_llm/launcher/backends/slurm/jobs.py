@@ -54,8 +54,11 @@ def state_of(home: RunStore, record: RunRecord, cluster: Cluster) -> NativeState
     """
     last = record.attempts[-1]
     job_id = split_native(last.native_id)[1]
-    row = cluster.job(job_id) or cluster.accounted(job_id)
-    if row is not None and not (native := native_state(row)).state.is_final:
+    listed = cluster.job(job_id)
+    row = listed or cluster.accounted(job_id)
+    # One that squeue no longer lists is not started again.
+    requeues = listed is not None and record.spec["backend"].get("retry", "requeue") == "requeue"
+    if row is not None and not (native := native_state(row, requeues=requeues)).state.is_final:
         return native
     folder = attempt_folder(record, last.number)
     ends = cluster.ends(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from sm_llm.launcher.backend import NativeState
@@ -39,6 +40,7 @@ STATES: dict[str, tuple[RunState, str]] = {
     "REVOKED": (RunState.STOPPED, "another cluster of the federation has started it"),
 }
 """Slurm's base states and flags -> our state and words. What is not here is shown raw."""
+_HELD = re.compile("hold|held", re.IGNORECASE)
 
 _QUOTA = ("QOS", "Assoc", "Licenses", "PartitionTimeLimit", "PartitionNodeLimit", "AccountNotAllowed")
 _RESOURCES = ("Resources", "Priority", "Nodes", "ReqNodeNotAvail", "Reservation", "NodeDown", "PartitionDown")
@@ -60,14 +62,20 @@ class JobRow:
     """Where its script works."""
 
 
-def native_state(row: JobRow) -> NativeState:
-    """The state of a job. A job that has run and is waiting again is restarting."""
+def native_state(row: JobRow, *, requeues: bool = True) -> NativeState:
+    """The state of a job. A job that has run and is waiting again is restarting.
+
+    ``requeues`` is whether Slurm may start it again: to be preempted is the end of any other.
+    """
     base = row.state.partition(" ")[0].rstrip("+")  # sacct writes "CANCELLED by 1000", and cuts long names
     if base not in STATES:
         return NativeState(RunState.UNKNOWN, row.state)
     state, words = STATES[base]
+    if base == "PREEMPTED" and not requeues:
+        return NativeState(RunState.INTERRUPTED, words)
     if base == "PENDING":
-        if row.restarts:
+        # One that is held waits for a person, whether it has run before or not.
+        if row.restarts and not _HELD.search(row.reason):
             return NativeState(RunState.RESTARTING, f"requeued ({_waits(row)})")
         return NativeState(state, _waits(row))
     if base == "CANCELLED" and row.reason.startswith("Dependency"):
@@ -81,6 +89,8 @@ def _waits(row: JobRow) -> str:
     starts = "" if row.start_time in ("", "N/A", "Unknown") else f", starts at {row.start_time}"
     if row.reason == "BeginTime":
         return f"waiting for its begin time{starts}"
+    if _HELD.search(row.reason):
+        return f"held ({row.reason}): scontrol release {row.job_id} lets it start"
     if row.reason.startswith("Dependency"):
         return f"waiting for other jobs ({row.reason})"
     if row.reason.startswith(_QUOTA):

@@ -25,6 +25,7 @@ HYPERPOD = "/opt/sagemaker_cluster"
 def check_cluster(options: SlurmOptions, cluster: Cluster) -> None:
     """Raise ``SubmitError`` for what the cluster lacks: pyxis, HyperPod's restarts, the shared folder."""
     where = cluster.transport.where
+    cluster.check_commands()
     if not cluster.has_folder(options.shared_folder):
         raise SubmitError(
             f"backend.shared_folder: {where} has no folder {options.shared_folder}. Make it there, on a file system "

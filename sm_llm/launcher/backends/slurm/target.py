@@ -35,7 +35,8 @@ SIGNAL_SECONDS = 180
 MAX_REQUEUES = 20
 _CORES_OF_DEVICE = {"trn1": 2, "trn1n": 2, "trn2": 4}
 """NeuronCores of a Neuron device, as the runtime counts them."""
-_SEPARATORS = (":", ",", "\\")
+_NOT_MOUNTABLE = re.compile(r"[\s:,\\$]")
+"""pyxis separates mounts by : and , and writes each into a line of enroot's fstab, in which blanks separate fields."""
 _PATH = re.compile(r"(?:--?[\w.-]+=|[\w.-]+=)?(/[^\s:;,=]+)")
 """An argument or variable that is one absolute path, or ``NAME=PATH``."""
 _OF_IMAGES = ("/bin", "/dev", "/etc", "/lib", "/opt", "/proc", "/sbin", "/sys", "/usr", "/var")
@@ -246,14 +247,21 @@ def check_places(asked: ClusterRequest) -> Iterator[Issue]:
         reached += [(path, it, problem, remedy) for path, it in named.items() if _is_of_this_machine(it)]
     for path, place, problem, remedy in reached:
         yield Issue("place-out-of-reach", path, problem, place, remedy)
+    if storage is not None and not str(storage).isprintable():
+        problem = "holds characters that no line of a batch script can"
+        yield Issue("place-unprintable", "storage", problem, job.storage, "Rename the folder")
     if options.container_image is not None:
-        yield from _mount_issues({**({"storage": str(storage)} if storage is not None else {}), **_places(job)})
+        own = {f"backend.{name}": getattr(options, name) for name in ("shared_folder", "scratch_folder")}
+        mounts = {f"backend.container_mounts.{index}": it for index, it in enumerate(options.container_mounts)}
+        own |= {path: it.replace(":", "/") for path, it in mounts.items()}  # its own separators
+        kept = {"storage": str(storage)} if storage is not None else {}
+        yield from _mount_issues({**own, **kept, **_places(job)})
 
 
 def _mount_issues(places: Mapping[str, str]) -> Iterator[Issue]:
     for path, place in places.items():
-        if any(it in place for it in _SEPARATORS):
-            problem = "cannot be mounted into a container: pyxis separates paths by : and ,"
+        if (found := _NOT_MOUNTABLE.search(place)) is not None:
+            problem = f"cannot be mounted into a container: pyxis takes no {found[0]!r} in a path"
             remedy = "Rename the folder, or use a virtual environment"
             yield Issue("place-not-mountable", path, problem, place, remedy)
 

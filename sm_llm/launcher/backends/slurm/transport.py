@@ -17,6 +17,12 @@ COMMAND_SECONDS = 120.0
 _CONNECT_SECONDS = 30
 _PERSIST_SECONDS = 120
 _SSH_FAILED = 255
+_LOGIN_SHELL = ("bash", "-lc")
+"""Slurm's commands are often on the PATH of login shells alone: /etc/profile.d of HyperPod and ParallelCluster."""
+_MARK = "--- output of sm_llm ---"
+_RUN = 'printf "%s\\n" "$0"; exec "$@"'
+"""What a profile prints comes before the mark, and the command's own output behind it."""
+_CHANGED = "HOST IDENTIFICATION HAS CHANGED"
 _LONGEST_SOCKET = 100
 """A Unix socket's path has 107 characters at most, and ssh adds some while it makes one."""
 
@@ -93,20 +99,22 @@ class SshTransport:
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
         """Run one program. The first call opens the connection, the others share it."""
-        command = [self.program, *self._options(), "--", self.host, shlex.join(argv)]
+        command = [self.program, *self._options(), "--", self.host, shlex.join([*_LOGIN_SHELL, _RUN, _MARK, *argv])]
         try:
             answer = _run(command, stdin)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NoAnswer(f"{self.host}: {error}") from error
-        # The code of ssh itself where it fails.
-        if answer.code == _SSH_FAILED:
-            raise NoAnswer(f"{self.host} does not answer over ssh: {answer.words}. {self._remedy(answer.error)}")
-        return answer
+        _, mark, output = answer.output.partition(f"{_MARK}\n".encode())
+        # Without the mark the command was not run; with ssh's own code its connection was lost, and it may have been.
+        if not mark or answer.code == _SSH_FAILED:
+            raise NoAnswer(f"{self.host} does not answer over ssh: {_reason(answer)}. {self._remedy(answer.error)}")
+        return CommandResult(answer.code, output, answer.error)
 
     def interactive(self, argv: Sequence[str]) -> list[str]:
         """Through ssh, which allocates a terminal."""
         # -t: without a terminal of its own a shell would neither prompt nor pass on Ctrl-C.
-        return [self.program, "-t", *self._options(), "--", self.host, shlex.join(argv)]
+        shell = shlex.join([*_LOGIN_SHELL, 'exec "$@"', "shell", *argv])
+        return [self.program, "-t", *self._options(), "--", self.host, shell]
 
     def _options(self) -> list[str]:
         options = {
@@ -123,9 +131,21 @@ class SshTransport:
         return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
 
     def _remedy(self, error: str) -> str:
+        if _CHANGED in error:
+            return (
+                "Ask whoever runs the cluster whether it was rebuilt. Only then remove the old key from known_hosts "
+                f"(ssh-keygen -R HOST), and connect once by hand: ssh {self.host}"
+            )
         if "host key" in error.lower():
             return f"Connect once by hand, compare the fingerprint and accept it: ssh {self.host}"
         return f"Check that this works without a question: ssh {self.host} true"
+
+
+def _reason(answer: CommandResult) -> str:
+    """In one line: ssh frames the warning of another host key with many."""
+    if _CHANGED in answer.error:
+        return "its host key is not the one that is known"
+    return " ".join(answer.words.split())
 
 
 def _run(argv: Sequence[str], stdin: bytes) -> CommandResult:
