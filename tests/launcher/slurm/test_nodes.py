@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import pty
@@ -23,9 +24,10 @@ from sm_llm.launcher.backends.slurm.jobs import shell_command
 from sm_llm.launcher.backends.slurm.nodes import node_of
 from sm_llm.launcher.backends.slurm.setup import doctor
 from sm_llm.launcher.backends.slurm.setup.setup_job import JobEnd
+from sm_llm.launcher.backends.slurm.submit import check_cluster
 from sm_llm.launcher.backends.slurm.transport import CommandResult, LocalTransport, SshTransport
 from sm_llm.launcher.tools import clusters
-from sm_llm.spec.backends.slurm import SlurmOptions
+from sm_llm.spec.backends.slurm import SlurmAccess, SlurmOptions
 from tests.launcher.slurm.test_jobs import Scripted, listed
 
 if TYPE_CHECKING:
@@ -119,7 +121,8 @@ class Doctored(Scripted):
             lines = (f"n1 idle {self.gres} gpu:0 none", *self.busy)
             return CommandResult(0, "".join(f"{it} \n".replace(" ", "\x1f") for it in lines).encode(), "")
         if list(argv[:2]) == ["scontrol", "show"]:
-            return CommandResult(0, b"ClusterName = ml\n", "")
+            types = "(null)" if self.gres == "(null)" else "gpu"
+            return CommandResult(0, f"ClusterName             = ml\nGresTypes               = {types}\n".encode(), "")
         if argv[0] == "srun":
             return CommandResult(0, self.help.encode(), "")
         if argv[0] == "test":
@@ -150,6 +153,27 @@ def test_what_a_login_node_shows() -> None:
     resource = "arn:aws:ecr:us-west-2:658645717510:repository/smdistributed-modelparallel"
     assert policy["Statement"][0]["Resource"] == resource
     assert found(replace(hyperpod, gres="(null)"), **asked)["auto-resume"].outcome == "ok"
+
+
+@pytest.mark.parametrize("gres", ["(null)", "gpu:8"])
+def test_DL32_auto_resume_on_a_cluster_with_GRES_is_warned_of_at_launch(
+    gres: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """DL32: awslabs/awsome-distributed-ai#197."""
+    login = Doctored(listed("RUNNING"), folders=("/fsx", "/opt/sagemaker_cluster"), gres=gres)
+    check_cluster(options(retry="auto-resume"), Cluster(login))
+    printed = capsys.readouterr().err
+    assert ("the cluster configures GRES (gpu)" in printed) == (gres != "(null)")
+    check_cluster(options(), Cluster(login))
+    assert not capsys.readouterr().err
+
+
+def test_SL28_every_verb_takes_the_same_options() -> None:
+    """aws/sagemaker-hyperpod-cli#352: one sub-command lacked options of another."""
+    for name, field in SlurmAccess.model_fields.items():
+        assert field.annotation == SlurmOptions.model_fields[name].annotation
+    for verb in (clusters.check_cluster, clusters.nodes, clusters.create_environment, clusters.import_image):
+        assert {"overrides", "fields"} <= set(inspect.signature(verb).parameters)
 
 
 @pytest.mark.parametrize("starts", [True, False])

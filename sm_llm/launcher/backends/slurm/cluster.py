@@ -68,10 +68,23 @@ class Cluster:
     @cached_property
     def name(self) -> str:
         """As the cluster calls itself. Raises ``SubmitError``."""
-        found = re.search(r"^ClusterName\s*=\s*(\S+)", self._ask("scontrol", "show", "config"), re.MULTILINE)
+        found = self._setting("ClusterName")
         if found is None:
             raise SubmitError(f"scontrol on {self.transport.where} does not name its cluster")
-        return found[1]
+        return found
+
+    @property
+    def resource_types(self) -> str | None:
+        """Names of the generic resources (GRES) that are configured; None without any. Raises ``NoAnswer``."""
+        return self._setting("GresTypes")
+
+    def _setting(self, name: str) -> str | None:
+        found = re.search(rf"^{name}\s*=\s*(\S+)", self._configuration, re.MULTILINE)
+        return None if found is None or found[1] == "(null)" else found[1]
+
+    @cached_property
+    def _configuration(self) -> str:
+        return self._ask("scontrol", "show", "config")
 
     def check_commands(self) -> None:
         """Raise ``SubmitError`` where there is no sbatch."""

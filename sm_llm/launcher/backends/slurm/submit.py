@@ -36,10 +36,18 @@ def check_cluster(options: SlurmOptions, cluster: Cluster) -> None:
             f"backend.container_image: srun on {where} has no --container-image, so pyxis is not installed or not "
             "loaded. Install it, or use backend.virtual_environment"
         )
-    if options.retry == "auto-resume" and not cluster.has_folder(HYPERPOD):
+    if options.retry != "auto-resume":
+        return
+    if not cluster.has_folder(HYPERPOD):
         raise SubmitError(
             f"backend.retry=auto-resume: {where} has no {HYPERPOD}, so it is not of a HyperPod cluster. Use "
             "backend.retry=requeue"
+        )
+    if (types := cluster.resource_types) is not None:
+        say(
+            f"warning: backend.retry=auto-resume: the cluster configures GRES ({types}), and HyperPod starts no step "
+            "of a job with GRES again on other nodes. Use backend.retry=requeue",
+            err=True,
         )
 
 

@@ -55,7 +55,7 @@ def checks(options: SlurmOptions, cluster: Cluster, tell: Callable[[str], None])
     yield ClusterCheck("slurm", "ok", f"{name}, through {cluster.transport.where}")
     yield from _nodes(nodes)
     yield _accounting(cluster)
-    yield from _hyperpod(options, cluster, nodes)
+    yield from _hyperpod(options, cluster)
     yield from _image(options, cluster)
     if not cluster.has_folder(options.shared_folder):
         detail = f"{options.shared_folder} is not there. Make it, on a file system that all nodes mount at this path"
@@ -80,7 +80,7 @@ def _accounting(cluster: Cluster) -> ClusterCheck:
     return ClusterCheck("accounting", "warning", detail)
 
 
-def _hyperpod(options: SlurmOptions, cluster: Cluster, nodes: Sequence[ClusterNode]) -> Iterator[ClusterCheck]:
+def _hyperpod(options: SlurmOptions, cluster: Cluster) -> Iterator[ClusterCheck]:
     is_hyperpod = cluster.has_folder(HYPERPOD)
     if options.retry != "auto-resume":
         yield ClusterCheck("HyperPod", "ok", "yes" if is_hyperpod else f"no: {HYPERPOD} is not there")
@@ -88,7 +88,7 @@ def _hyperpod(options: SlurmOptions, cluster: Cluster, nodes: Sequence[ClusterNo
     if not is_hyperpod:
         yield ClusterCheck("HyperPod", "failed", f"{HYPERPOD} is not there. Use backend.retry=requeue")
     # Slurm does not change the nodes of a job that holds GRES, so HyperPod cannot put another in their place.
-    elif options.gpus_per_node is not None or any(it.accelerators for it in nodes):
+    elif options.gpus_per_node is not None or cluster.resource_types is not None:
         whose = "the job asks for GRES" if options.gpus_per_node is not None else "the nodes have GRES"
         detail = f"{whose}, for which HyperPod's auto-resume starts no step again on other nodes. Use requeue"
         yield ClusterCheck("auto-resume", "warning", detail)
