@@ -39,7 +39,7 @@ class UnfinishedRun(LaunchRefused):
 
 
 @dataclass(frozen=True)
-class Found:
+class UnfinishedRun:
     """What a launch meets below its storage."""
 
     run: Run | None = None
@@ -50,7 +50,7 @@ class Found:
     """Of which run nothing is continued, in words, to print once the new run has begun."""
 
 
-def find_unfinished(storage: str, loaded: Loaded) -> Found:
+def find_unfinished(storage: str, loaded: Loaded) -> UnfinishedRun:
     """The newest unfinished run below ``storage`` of the same name and specification.
 
     A value that changes nothing in the result (``FieldClass.FREE``) makes no other specification; where such values
@@ -65,8 +65,8 @@ def find_unfinished(storage: str, loaded: Loaded) -> Found:
     # A run of this very specification is continued even if a newer one of the name has another specification.
     for home, record in newest_first:
         if differences_to(record, loaded) == [] and not Run(home).state.is_completed:
-            return Found(Run(home), _free_changes(record, loaded))
-    return Found(left_behind=_refuse_beside(*newest_first[0], loaded) if newest_first else "")
+            return UnfinishedRun(Run(home), _free_changes(record, loaded))
+    return UnfinishedRun(left_behind=_refuse_beside(*newest_first[0], loaded) if newest_first else "")
 
 
 def _free_changes(record: RunRecord, loaded: Loaded) -> tuple[str, ...]:

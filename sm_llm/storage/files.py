@@ -44,7 +44,7 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-class Found(NamedTuple):
+class WalkedFile(NamedTuple):
     """One entry of a folder: its name below it, with "/", and the regular file that it is or leads to.
 
     ``problem`` is why a copy leaves it out; then ``path`` is None.
@@ -55,7 +55,7 @@ class Found(NamedTuple):
     problem: str = ""
 
 
-def walk_files(folder: Path, within: Sequence[Path] = ()) -> Iterator[Found]:
+def walk_files(folder: Path, within: Sequence[Path] = ()) -> Iterator[WalkedFile]:
     """What a copy of ``folder`` holds, by name: its files, and those that links in it lead to.
 
     Left out are links that lead nowhere, back to a folder that holds them or, where ``within`` names folders, outside
@@ -65,30 +65,30 @@ def walk_files(folder: Path, within: Sequence[Path] = ()) -> Iterator[Found]:
     yield from _walk(folder, "", (folder.resolve(),), roots)
 
 
-def _walk(folder: Path, above: str, holders: tuple[Path, ...], roots: Sequence[Path]) -> Iterator[Found]:
+def _walk(folder: Path, above: str, holders: tuple[Path, ...], roots: Sequence[Path]) -> Iterator[WalkedFile]:
     for entry in sorted(os.scandir(folder), key=lambda it: it.name):
         name, place = f"{above}{entry.name}", Path(entry.path)
         if entry.is_symlink():
             try:
                 place = place.resolve(strict=True)
             except (OSError, RuntimeError):  # the second for a link to itself
-                yield Found(name, None, "is a link that leads nowhere")
+                yield WalkedFile(name, None, "is a link that leads nowhere")
                 continue
             if roots and not any(place.is_relative_to(it) for it in roots):
-                yield Found(name, None, f"is a link to {place}, outside the program's folders")
+                yield WalkedFile(name, None, f"is a link to {place}, outside the program's folders")
                 continue
         mode = place.stat().st_mode
         if stat.S_ISREG(mode):
-            yield Found(name, place)
+            yield WalkedFile(name, place)
         elif not stat.S_ISDIR(mode):
-            yield Found(name, None, f"is a {_KINDS.get(stat.S_IFMT(mode), 'device')}, not a file")
+            yield WalkedFile(name, None, f"is a {_KINDS.get(stat.S_IFMT(mode), 'device')}, not a file")
         elif (real := place.resolve()) in holders:
-            yield Found(name, None, "is a link to a folder that holds it")
+            yield WalkedFile(name, None, "is a link to a folder that holds it")
         else:
             yield from _walk(place, f"{name}/", (*holders, real), roots)
 
 
-def link_tree(source: Path, target: Path) -> list[Found]:
+def link_tree(source: Path, target: Path) -> list[WalkedFile]:
     """The files of ``source`` below ``target``, as hard links where that works; a link in it becomes its content.
 
     Returns what ``walk_files`` leaves out. Raises ``OSError`` for anything that vanishes meanwhile or cannot be read.

@@ -24,7 +24,7 @@ from sm_llm.worker.supervision.store_all_gather import StoreAllGather
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm_llm.storage.files import Found
+    from sm_llm.storage.files import WalkedFile
 
 OLD = 1000.0
 
@@ -240,7 +240,7 @@ def test_a_folder_without_a_file_is_not_a_checkpoint(tmp_path: Path) -> None:
 def test_files_that_cannot_be_taken_are_reported_and_publication_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def link(source: Path, target: Path) -> list[Found]:
+    def link(source: Path, target: Path) -> list[WalkedFile]:
         if source.name == "checkpoint-5":
             raise OSError(28, "No space left on device")
         return link_tree(source, target)
@@ -275,7 +275,7 @@ def test_a_checkpoint_is_published_though_old_ones_cannot_be_deleted(
 def test_a_node_whose_files_cannot_be_taken_fails_the_checkpoint_on_all_and_the_next_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def link(source: Path, target: Path) -> list[Found]:
+    def link(source: Path, target: Path) -> list[WalkedFile]:
         if "node-1" in source.parts and source.name == "checkpoint-5":
             raise OSError(28, "No space left on device")
         return link_tree(source, target)
@@ -319,7 +319,7 @@ def test_files_whose_copy_lasts_until_the_node_has_given_up_are_reported_as_late
     cluster = Cluster(tmp_path, nodes=2)
     handing(cluster.handover(1))
 
-    def slow(origin: Path, target: Path) -> list[Found]:
+    def slow(origin: Path, target: Path) -> list[WalkedFile]:
         left_out = link_tree(origin, target)
         cluster.write(5, age=OLD)
         until(cluster.published)

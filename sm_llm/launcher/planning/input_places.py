@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sm_llm.launcher.planning.plan import Plan
-    from sm_llm.launcher.planning.source_contents import Wanted
+    from sm_llm.launcher.planning.source_contents import ExpectedFiles
     from sm_llm.spec.job import JobSpec
 
 START = "task.start."
@@ -148,7 +148,7 @@ def _places(job: JobSpec) -> Iterator[tuple[str, str]]:
             yield path, place
 
 
-def _issue(path: str, place: str, options: dict[str, Any], wanted: Wanted | None) -> Issue | None:
+def _issue(path: str, place: str, options: dict[str, Any], wanted: ExpectedFiles | None) -> Issue | None:
     if path == _CHECKPOINT:
         return _checkpoint_issue(place, options)
     if path == "storage":
@@ -174,7 +174,7 @@ def _issue(path: str, place: str, options: dict[str, Any], wanted: Wanted | None
     )
 
 
-def _content_issue(path: str, place: str, options: dict[str, Any], wanted: Wanted | None) -> Issue | None:
+def _content_issue(path: str, place: str, options: dict[str, Any], wanted: ExpectedFiles | None) -> Issue | None:
     """A place that is there and holds something else than what is read from it."""
     if wanted is not None:
         store = open_store(result_address(place, options), options, CONFIG)

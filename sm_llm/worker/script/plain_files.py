@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_llm.file_names import name_problem
-from sm_llm.storage.files import Found, link_file, walk_files
+from sm_llm.storage.files import WalkedFile, link_file, walk_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -43,7 +43,7 @@ def make_plain(folder: Path, within: Sequence[Path]) -> list[str]:
         try:
             link_file(path, target)
         except OSError as error:
-            left_out.append(Found(name, None, f"leads to {path}, which cannot be copied: {error}"))
+            left_out.append(WalkedFile(name, None, f"leads to {path}, which cannot be copied: {error}"))
     return sentences(folder, left_out)
 
 
@@ -56,7 +56,7 @@ def _odd(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def sentences(folder: Path, left_out: Iterable[Found]) -> list[str]:
+def sentences(folder: Path, left_out: Iterable[WalkedFile]) -> list[str]:
     """What to report of entries that are not published."""
     lines = [f"{folder.name}/{name} is not published: it {problem}" for name, _, problem in left_out]
     return (

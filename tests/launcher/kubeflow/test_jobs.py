@@ -195,7 +195,7 @@ def jobs(cluster: KubernetesDouble) -> list[dict[str, Any]]:
 @pytest.mark.integration
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("mounted")
-def test_pods_stop_and_the_same_command_goes_on_under_the_same_name(ready: KubernetesDouble, tmp_path: Path) -> None:
+def test_pods_stop_and_the_same_command_continues_under_the_same_name(ready: KubernetesDouble, tmp_path: Path) -> None:
     job = spec(tmp_path, task=TRAINING, environment={"OMP_NUM_THREADS": "1"})
     run = sm_llm.launch(job)
     await_(lambda: any(it.valid for it in run.checkpoints()))

@@ -30,7 +30,7 @@ _OWN = (
     "pipeline-value-not-a-number",
     "pipeline-value-not-boolean",
 )
-"""Issues of a value by itself: what it would do to the steps says nothing more."""
+"""Issues of a value by itself: its effect on the steps adds no further issue."""
 
 
 def spelt(value: Any) -> str:

@@ -254,7 +254,7 @@ TUNER_CHECKERS: tuple[Checker[TunerCall], ...] = (check_tuner_arguments, check_t
 
 
 @dataclass(frozen=True)
-class Trials:
+class TunerTrials:
     """The trials of one estimator of a tuner. ``definitions`` are the metric definitions that the tuner was given."""
 
     estimator: Any
@@ -274,7 +274,7 @@ class Trials:
         return {**self.own_definitions, **{it["Name"]: it for it in self.definitions}}
 
 
-def check_lost_settings(trials: Trials) -> Iterator[Issue]:
+def check_lost_settings(trials: TunerTrials) -> Iterator[Issue]:
     """Settings of the estimator that a tuning job does not have."""
     if trials.estimator.arguments_given.get("enable_sagemaker_metrics"):
         problem = "has no effect: a tuning job shows no metrics over time"
@@ -285,26 +285,26 @@ def check_lost_settings(trials: Trials) -> Iterator[Issue]:
             yield Issue("tuner-setting-without-effect", path, f"has no effect: a tuning job {lacks}", remedy=remedy)
 
 
-def check_objective_type(trials: Trials) -> Iterator[Issue]:
+def check_objective_type(trials: TunerTrials) -> Iterator[Issue]:
     """An objective that only a pipeline knows."""
     if hasattr(trials.objective, "expr"):
         problem = "must be text, not a pipeline variable"
         yield Issue("tuner-objective-is-variable", "objective_metric_name", problem, remedy="Write the name itself")
 
 
-def check_ranges(trials: Trials) -> Iterator[Issue]:
+def check_ranges(trials: TunerTrials) -> Iterator[Issue]:
     """Each range by itself, and names that are set twice."""
     yield from range_issues(trials.ranges, trials.estimator.hyperparameters_given)
 
 
 @blocked_by("hyperparameter_ranges")
-def check_free_ranges(trials: Trials) -> Iterator[Issue]:
+def check_free_ranges(trials: TunerTrials) -> Iterator[Issue]:
     """Ranges that make no difference between trials."""
     yield from free_issues(trials.estimator, trials.ranges)
 
 
 @blocked_by("hyperparameter_ranges")
-def check_trials(trials: Trials) -> Iterator[Issue]:
+def check_trials(trials: TunerTrials) -> Iterator[Issue]:
     """Values of trials that the worker would refuse."""
     with defaults_of(trials.estimator.sagemaker_session):
         found = list(trial_issues(trials.estimator, trials.ranges, trials.estimator.hyperparameters_given))
@@ -312,21 +312,21 @@ def check_trials(trials: Trials) -> Iterator[Issue]:
 
 
 @blocked_by("hyperparameter_ranges")
-def check_read_ranges(trials: Trials) -> Iterator[Issue]:
+def check_read_ranges(trials: TunerTrials) -> Iterator[Issue]:
     """Ranges of settings that the job does not read."""
     with defaults_of(trials.estimator.sagemaker_session):
         found = list(effect_issues(trials.estimator, trials.ranges, trials.estimator.hyperparameters_given))
     yield from found
 
 
-def check_metric_definitions(trials: Trials) -> Iterator[Issue]:
+def check_metric_definitions(trials: TunerTrials) -> Iterator[Issue]:
     """Metric definitions of the tuner, together with the estimator's."""
     given = {"metric_definitions": trials.definitions or None}
     yield from passed_issues(given, list(trials.own_definitions.values()))
 
 
 @blocked_by("metric_definitions", "tuner-objective-is-variable")
-def check_objective(trials: Trials) -> Iterator[Issue]:
+def check_objective(trials: TunerTrials) -> Iterator[Issue]:
     """An objective that no trial would report, or that is not an outcome."""
     objective, path, names = trials.objective, "objective_metric_name", list(trials.all_definitions)
     task = trials.estimator.submission.job.spec.task
@@ -352,7 +352,7 @@ def check_objective(trials: Trials) -> Iterator[Issue]:
 
 
 @blocked_by("metric_definitions", "tuner-objective-is-variable")
-def check_direction(trials: Trials) -> Iterator[Issue]:
+def check_direction(trials: TunerTrials) -> Iterator[Issue]:
     """An objective that is taken for its opposite."""
     right = BETTER.get(trials.objective) if trials.objective in trials.all_definitions else None
     # A pipeline variable is no text.
@@ -362,7 +362,7 @@ def check_direction(trials: Trials) -> Iterator[Issue]:
         yield Issue("tuner-direction-reversed", "objective_type", problem, trials.direction, remedy)
 
 
-TRIAL_CHECKERS: tuple[Checker[Trials], ...] = (
+TRIAL_CHECKERS: tuple[Checker[TunerTrials], ...] = (
     check_lost_settings,
     check_objective_type,
     check_ranges,

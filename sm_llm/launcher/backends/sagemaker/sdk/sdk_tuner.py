@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.launcher.backends.sagemaker.request.request import BETTER, METRICS, normalised
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_checks import TRIAL_CHECKERS, TUNER_CHECKERS, Trials, TunerCall
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_checks import TRIAL_CHECKERS, TUNER_CHECKERS, TunerCall, TunerTrials
 from sm_llm.spec.validation.runner import refuse, run
 from sm_llm.terminal import say
 
@@ -63,7 +63,7 @@ def _prepared(tuner: Any, inputs: Any, dropped: Iterable[str] = ()) -> Any:
         refuse(run(TUNER_CHECKERS, TunerCall(tuner, frozenset(dropped))))
         tuner.estimator = tuner.estimator.for_tuner()
         objective, ranges = tuner.objective_metric_name, tuner._hyperparameter_ranges or {}
-        trials = Trials(tuner.estimator, objective, tuner.objective_type, ranges, tuner.metric_definitions or [])
+        trials = TunerTrials(tuner.estimator, objective, tuner.objective_type, ranges, tuner.metric_definitions or [])
         tuner.metric_definitions = _checked(trials)
         # The SDK would name the tuning job after the image.
         tuner.base_tuning_job_name = tuner.base_tuning_job_name or _base_name(tuner.estimator)
@@ -76,7 +76,9 @@ def _prepared(tuner: Any, inputs: Any, dropped: Iterable[str] = ()) -> Any:
         tuner.estimator_dict[name] = estimator = given.for_tuner()
         ranges = tuner._hyperparameter_ranges_dict[name] or {}
         definitions = tuner.metric_definitions_dict.get(name) or []
-        trials = Trials(estimator, tuner.objective_metric_name_dict[name], tuner.objective_type, ranges, definitions)
+        trials = TunerTrials(
+            estimator, tuner.objective_metric_name_dict[name], tuner.objective_type, ranges, definitions
+        )
         tuner.metric_definitions_dict[name] = _checked(trials)
         tuner.base_tuning_job_name = tuner.base_tuning_job_name or _base_name(estimator)
         if (own := estimator.inputs_of(found.get(name))) is not None:
@@ -84,7 +86,7 @@ def _prepared(tuner: Any, inputs: Any, dropped: Iterable[str] = ()) -> Any:
     return found or None
 
 
-def _checked(trials: Trials) -> list[Mapping[str, str]]:
+def _checked(trials: TunerTrials) -> list[Mapping[str, str]]:
     """The tuner's metric definitions and the estimator's. Raises ``PlanError`` with all issues of trials."""
     refuse(run(TRIAL_CHECKERS, trials))
     given = {it["Name"]: it for it in trials.definitions}
