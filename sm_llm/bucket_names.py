@@ -7,8 +7,8 @@ import re
 _FORM = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
 _PREFIXES = ("xn--", "sthree-", "amzn-s3-demo-")
+# Of names that are reserved; aliases of access points may stand for a bucket.
 _SUFFIXES = (".mrap", "--table-s3")
-"""Of names that are reserved; aliases of access points may stand for a bucket."""
 
 
 def bucket_problem(name: str) -> str:

@@ -19,23 +19,24 @@ _ANNOTATION = re.compile(r"[A-Za-z_][\w.\[\], |]*=(?!=)[ \t]*")
 _WORD = re.compile(_NAME)
 _LITERAL = re.compile(r"[bfruBFRU]{0,2}(?:\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*')")
 _LITERALS = re.compile(rf"(?:{_LITERAL.pattern}[ \t]*)+")
+# Behind a literal that is a key, whose name a reader needs.
 _KEY = re.compile(r"[ \t]*(?:\]|=>|:(?!=))")
-"""Behind a literal that is a key, whose name a reader needs."""
+# Before a literal that names a variable.
 _LOOKS_UP = re.compile(r"(?:getenv|get|pop|setdefault|require)\($")
-"""Before a literal that names a variable."""
+# Values that are calls, attributes, references, types or small numbers: code that a reader of a diff needs.
 _NO_SECRET = re.compile(
     r"[A-Za-z_]\w*(?:\.\w+)*[(\[]|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+[ \t]*(?:[,)\]#;]|$)|\$\{?\w+\}?(?:[ \t]|$)"
     r"|(?:None|True|False|null|str|int|bytes|object|-?[0-9]{1,4})\b[ \t]*(?:[,)\]#;|]|$)"
     r"|(?:env|file|ssm|secretsmanager|k8s):|(?:\"\"|'')(?![\"'])|\$\{\{"
 )
-"""Values that are calls, attributes, references, types or small numbers: code that a reader of a diff needs."""
 _SAME_NAME = re.compile(r"(?P<value>[A-Za-z_]\w*)[ \t]*(?:[,)\]]|$)")
+# A value that names where the real one is kept.
 _REFERENCE = re.compile(r"\$\{?\w+\}?|\$\{\{?[^{}]*\}?\}")
-"""A value that names where the real one is kept."""
 _INSIDE_TAG = r"[^<>]{0,400}"
 _KEYED = rf"<[\w:.-]{{1,80}}\s{_INSIDE_TAG}?\b(?:name|key|id)\s*=\s*[\"']{_NAME}[\"']"
 _OF_ATTRIBUTE = r"\bvalue\s*=\s*[\"'](?P<value>[^\"'<>]+)"
 _OF_ELEMENT = r"\s*(?:<!\[CDATA\[\s*)?(?P<value>[^<\s][^<]*)(?=</)"
+# XML: an element of the name, or one whose attribute or neighbour has it; with the value as text or attribute.
 _ELEMENTS = tuple(
     re.compile(it, re.IGNORECASE)
     for it in (
@@ -47,7 +48,7 @@ _ELEMENTS = tuple(
         rf"<(?:name|key)>\s*{_NAME}\s*</(?:name|key)>\s*<[\w:.-]{{1,80}}>{_OF_ELEMENT}",
     )
 )
-"""XML: an element of the name, or one whose attribute or neighbour has it; with the value as text or attribute."""
+# Flags, variables of images and shells, words of a .netrc, pairs as in Kubernetes, two words alone on a line.
 _NAMED_VALUES = (
     re.compile(r"--(?P<name>[A-Za-z][\w-]{0,120})[ \t]+(?!-)(?P<value>\"[^\"]*\"|'[^']*'|[^\s'\"]+)"),
     re.compile(r"\b(?:ENV|ARG|SET|set|setenv|setx)[ \t]+(?P<name>[A-Za-z_]\w{0,120})[ \t]+(?P<value>(?![=:])\S.*)"),
@@ -64,7 +65,7 @@ _NAMED_VALUES = (
         re.MULTILINE | re.IGNORECASE,
     ),
 )
-"""Flags, variables of images and shells, words of a .netrc, pairs as in Kubernetes, two words alone on a line."""
+# What programs take for a password without naming it: curl, sshpass, logins to registries, MySQL, a .pgpass.
 _PASSWORDS = (
     re.compile(
         r"\b(?:curl|wget|https?|xh)\b[^\n]{0,300}?[ \t](?:-u|--user|--auth|-a)[ \t=]*['\"]?[^\s:'\"/]{1,100}:"
@@ -79,30 +80,29 @@ _PASSWORDS = (
         r"^[ \t]*[\w.*-]{1,200}:(?:[0-9]{4,5}|\*):[\w*-]{1,80}:[\w*-]{1,80}:(?P<value>\S{1,200})$", re.MULTILINE
     ),
 )
-"""What programs take for a password without naming it: curl, sshpass, logins to registries, MySQL, a .pgpass."""
 _OPEN_TAG = re.compile(rf"<(?:[\w-]{{1,80}}:)?{_NAME}(?:\s{_INSIDE_TAG})?(?<!/)>[ \t]*$")
 _COLUMN = re.compile(r"[A-Za-z_][\w .()/-]{0,80}")
+# Columns of data sets more often than of secrets.
 _TEXT_COLUMNS = ("token", "tokens", "pass", "auth")
-"""Columns of data sets more often than of secrets."""
+# What a value begins with whose lines follow: YAML's block scalars, a continued line.
 _BLOCK = re.compile(r"(?:![\w!/-]*[ \t]+)?(?:[|>][+-]?[0-9]?[ \t]*$|\\$)")
-"""What a value begins with whose lines follow: YAML's block scalars, a continued line."""
+# What is left of a line whose value follows, one to a line.
 _OPEN = re.compile(r"[ \t]*(?:[(\[{]?|\\|![\w!/-]+)[ \t]*$")
-"""What is left of a line whose value follows, one to a line."""
+# A line that is nothing but one value.
 _ALONE = re.compile(r"[ \t]*(?:-[ \t]+)?(?P<value>[^\s'\"(){}\[\]:#]{6,}|['\"].*['\"])[ \t]*[,;)\]}+\\]*[ \t]*$")
-"""A line that is nothing but one value."""
+# A line of a key whose header is not among the lines.
 _ENCODED = re.compile(r"[ \t]*[A-Za-z0-9+/]{60,80}={0,2}[ \t]*$")
-"""A line of a key whose header is not among the lines."""
 _TRIPLE = re.compile(r"[bfruBFRU]{0,2}(\"\"\"|''')")
+# The first of two lines that give a value to a variable, as in Kubernetes.
 _NAMED = re.compile(
     r"(?:\b(?:name|key|variable)['\"]?[ \t]*[:=][ \t]*['\"]?|<(?:name|key)>)(?P<name>[A-Za-z_][\w.-]{0,120})"
     r"(?:['\"]?[ \t]*,?|</(?:name|key)>[ \t]*)$"
 )
-"""The first of two lines that give a value to a variable, as in Kubernetes."""
 _VALUE = re.compile(
     r"(?P<before>\bvalue['\"]?[ \t]*[:=][ \t]*|<(?:value|string)>)(?P<value>[^\s<][^<\n]*?)(?=$|</)", re.IGNORECASE
 )
+# Lines between the two.
 _REACH = 3
-"""Lines between the two."""
 
 
 def redact_assignments(text: str) -> str:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _UNSET: Any = object()
+# Issues that a message lists; an error holds all of them.
 _MOST_SHOWN = 30
-"""Issues that a message lists; an error holds all of them."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,13 +15,13 @@ LONGEST_NAME = 1024
 """Bytes of a key in S3 (Amazon S3 User Guide, "Naming Amazon S3 objects")."""
 PART = ".sm_llm.part"
 """Behind the name of a file that is being fetched; no file that somebody else named may have it."""
+# Of terminals and of lines, and marks of direction, behind which another ending hides.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""Of terminals and of lines, and marks of direction, behind which another ending hides."""
 _DRIVE = re.compile(r"[A-Za-z]:")
+# Microsoft Learn, "Naming Files, Paths, and Namespaces"; compared as ``_folded``.
 _DEVICE = re.compile(r"(?:con|prn|aux|nul|(?:com|lpt)[0-9\u00b9\u00b2\u00b3]|conin\$|conout\$|clock\$)")
-"""Microsoft Learn, "Naming Files, Paths, and Namespaces"; compared as ``_folded``."""
+# Behind the name of a device; a colon also stands before the name of a stream of a file.
 _SUFFIX = re.compile("[.:]")
-"""Behind the name of a device; a colon also stands before the name of a stream of a file."""
 
 
 def name_problem(name: str, reserved: Iterable[str] = ()) -> str:

@@ -15,8 +15,8 @@ EXTRAS = {
     "tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb",
 }  # fmt: skip
 """Module -> the extra of ``setup.cfg`` with the package that holds it."""
+# Modules whose package is known by another name.
 _PACKAGES = {"botocore": "boto3", "s3transfer": "boto3"}
-"""Modules whose package is known by another name."""
 
 
 def is_installed(module: str) -> bool:

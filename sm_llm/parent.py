@@ -8,8 +8,8 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
+# Loaded here: a child of a process with threads must not load anything between fork and exec.
 _LIBRARY = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-"""Loaded here: a child of a process with threads must not load anything between fork and exec."""
 
 
 def end_with_parent(parent: int | None = None, number: signal.Signals = signal.SIGKILL) -> None:

@@ -65,6 +65,7 @@ _IN_ADDRESSES = (
 )
 _DATABASE = r"\b(?:host(?:addr)?|user(?:name| id)?|uid|dbname|database|server|data source|port|sslmode)\s{0,9}=\s{0,9}"
 _GIVEN = r"(?:'[^'\n]{1,300}'|\"[^\"\n]{1,300}\"|(?![$<{%\[])[^\s;'\"&(),]{1,300}(?=[\s;'\"]|$))"
+# How databases are reached: libpq, ODBC and ADO give the password among other settings, Oracle behind a slash.
 _IN_CONNECTIONS = (
     re.compile(
         rf"({_DATABASE}[^\n(){{}}]{{1,200}}?[;\s]\s{{0,9}}(?:password|passwd|pwd)\s{{0,9}}=\s{{0,9}}){_GIVEN}",
@@ -73,9 +74,8 @@ _IN_CONNECTIONS = (
     re.compile(rf"(\b(?:password|passwd|pwd)\s{{0,9}}=\s{{0,9}}){_GIVEN}(?=[;\s]+{_DATABASE})", re.IGNORECASE),
     re.compile(r"(\bjdbc:oracle:\w{1,20}:[^\s/@\"']{1,100}/)[^\s@\"']{1,200}(?=@)", re.IGNORECASE),
 )
-"""How databases are reached: libpq, ODBC and ADO give the password among other settings, Oracle behind a slash."""
+# All of what is kept before the part to hide.
 _AFTER = (*_IN_ADDRESSES, *_IN_CONNECTIONS)
-"""All of what is kept before the part to hide."""
 _TOKEN = re.compile("|".join((_PUBLISHED, _WHOLE_KEY)), re.DOTALL)
 _PUBLISHED_TOKEN = re.compile(_PUBLISHED)
 _KEY_LINE = re.compile(rf"^[ \t]*{_PRIVATE_KEY}", re.MULTILINE)

@@ -13,34 +13,34 @@ _SECRET = frozenset(
     }
 )  # fmt: skip
 _KEYS = frozenset({"key", "keys"})
+# Words that make a secret of the ``key`` behind them: most keys are names of entries.
 _OF_KEYS = frozenset(
     {
         "access", "account", "api", "deploy", "encryption", "fernet", "master", "private", "secret", "service",
         "session", "shared", "sign", "signing", "ssh", "ssl", "storage", "tls", "wandb", "x",
     }
 )  # fmt: skip
-"""Words that make a secret of the ``key`` behind them: most keys are names of entries."""
+# Words behind that change nothing: ``DB_PASSWORD_OLD``.
 _AFTERWARDS = frozenset(
     {
         "backup", "base", "default", "dev", "env", "hash", "header", "json", "new", "old", "pem", "prod",
         "production", "stage", "staging", "string", "test", "url", "value", "values",
     }
 )  # fmt: skip
-"""Words behind that change nothing: ``DB_PASSWORD_OLD``."""
+# Words before ``token`` where it is a piece of text or a place in a listing; ``pass`` where it is one over data.
 _OF_TEXT = frozenset(
     {
         "bos", "cls", "continuation", "eos", "image", "mask", "max", "min", "n", "new", "next", "num", "pad", "page",
         "per", "prompt", "sep", "special", "total", "unk",
     }
 )  # fmt: skip
-"""Words before ``token`` where it is a piece of text or a place in a listing; ``pass`` where it is one over data."""
 _OF_DATA = frozenset({"backward", "by", "first", "forward", "second", "single"})
 _OF_TOKENS = frozenset({"access", "api", "auth", "bearer", "github", "hf", "hub", "refresh"})
+# Words that are written without a separator: ``PGPASSWORD``, ``HFTOKEN``.
 _JOINED = re.compile(
     r"\w*(?:password|passwd|passphrase|apikey)s?|\w{2,}(?:token|secret|pwd)|(?:admin|db|ftp|my|pg|root|ssh|user)pass"
     r"|(?:admin|db|ldap|root|user)pw|(?:access|account|priv|private|secret|storage)keys?|connectionstring|(?:gh|github|gitlab)pat"
 )
-"""Words that are written without a separator: ``PGPASSWORD``, ``HFTOKEN``."""
 _PAIRS = frozenset({("connection", "string"), ("conn", "string"), ("conn", "str"), ("seed", "phrase")})
 _ENCODED = re.compile(r"[_-]?(?:b|base)64$", re.IGNORECASE)
 

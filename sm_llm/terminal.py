@@ -24,8 +24,8 @@ _CHARACTERS = (
 _CONTROL = re.compile(f"{_SEQUENCES}|{_CHARACTERS}")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAYBE = re.compile("[^\t\n\x20-\x7e]")
+# Beyond it a float has not all whole numbers.
 _EXACT = 2**53
-"""Beyond it a float has not all whole numbers."""
 
 
 def clean(text: str) -> str:

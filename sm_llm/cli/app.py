@@ -22,8 +22,8 @@ from sm_llm.errors import (
 from sm_llm.runs.run_states import EXIT_MEANINGS, USAGE_EXIT_CODE
 from sm_llm.terminal import clean_streams, say
 
+# Errors of what was asked for; in this process all of them are raised before anything is started.
 _REFUSALS = (SpecError, PlanError, LaunchRefused, RunNotFound, CheckpointError, ConversionRefused)
-"""Errors of what was asked for; in this process all of them are raised before anything is started."""
 
 VERBS = {
     "fit": "sm_llm.launcher.api:launch",

@@ -32,8 +32,8 @@ DESCRIPTION = "part.json"
 _PART = r"(?:(?P<part>sdk-[^/]+)/)?"
 _ENTRY = re.compile(rf"{_PART}(?P<compiler>neuronxcc-[^/]+)/(?P<graph>MODULE_[^/]+)/[^/]+(?:/.*)?")
 _LOCK = re.compile(rf"{_PART}neuronxcc-[^/]+/(?:.*/)?[^/]+\.lock")
+# Variables that change graphs or what the compiler makes of them.
 _FLAGS = re.compile(r"NEURON_CC_FLAGS|NEURON_FUSE_SOFTMAX|NEURON_LOGICAL_NC_CONFIG|XLA_[A-Z0-9_]+")
-"""Variables that change graphs or what the compiler makes of them."""
 _TASK_FIELDS = ("parallelism", "micro_batch_size", "global_batch_size", "precision")
 _OPTIMISER_FIELDS = ("betas", "eps", "weight_decay", "decay_embeddings", "max_grad_norm")
 STALE_MINUTES = 60.0

@@ -12,8 +12,8 @@ from sm_llm.errors import CheckpointError, DataError, SmLlmError, StorageError
 LONGEST_MESSAGE = 600
 """Characters of a one-line cause; SageMaker shows the first 1,024 of ``output/failure``."""
 _TRACEBACK = "Traceback (most recent call last)"
+# What the training toolkit writes in front of a traceback; it holds no information.
 _FRAMES = ("Framework Error:", "ExecuteUserScriptError:")
-"""What the training toolkit writes in front of a traceback; it holds no information."""
 _RANK = re.compile(r"rank ([0-9]{1,9}): (.*)", re.DOTALL)
 _ERROR_LINE = re.compile(
     r"(?:\[rank ?([0-9]{1,9})\]:?\s*)*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::.*|$))"

@@ -29,8 +29,8 @@ RUN_HYPERPARAMETER = "sm_llm_run"
 """Hyperparameter with the address of the run's folder, where only the platform knows it (a pipeline's variables)."""
 _OF_THE_PLATFORM = re.compile(r"sagemaker_.*|mp_parameters|default_user_module_name")
 _PREFIX = "SM_HP_"
+# Fields of a model's config, which any value fits until the model's own checks; none is a text of digits.
 _OF_CONFIG = re.compile(r"(steps\.[^.=]+\.)?task\.model\.config\.")
-"""Fields of a model's config, which any value fits until the model's own checks; none is a text of digits."""
 
 
 def spelt(value: Any) -> str:

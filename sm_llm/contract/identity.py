@@ -34,11 +34,12 @@ TOKENIZER_CONTENT = "task.tokenizer (content)"
 ROWS = "task.data (number of rows)"
 TOTAL_STEPS, SCHEDULE_STEPS, WARMUP_STEPS = "total_steps", "task.optim.schedule_steps", "task.optim.warmup_steps"
 _SCHEDULE = "task.optim.schedule"
+# Schedules that do not depend on how many steps there are.
 _UNBOUNDED = ("constant", "plateau")
-"""Schedules that do not depend on how many steps there are."""
+# Fields of a model's config that no step of a training that has begun depends on.
 _INERT = frozenset({"architectures", "dtype", "use_cache", "bos_token_id", "eos_token_id", "initializer_range"})
-"""Fields of a model's config that no step of a training that has begun depends on."""
 _COMPARED = frozenset(FieldClass) - {FieldClass.FREE, FieldClass.RUN, FieldClass.START, FieldClass.WORK}
+# Name in the fingerprint of checkpoints that carry no identity -> class and name here. The others are degrees.
 _OLD_NAMES = {
     "total_steps": (FieldClass.SCHEDULE, TOTAL_STEPS),
     "schedule_steps": (FieldClass.SCHEDULE, SCHEDULE_STEPS),
@@ -53,7 +54,6 @@ _OLD_NAMES = {
     "seed": (FieldClass.ORDER, "task.seed"),
     "compute": (FieldClass.PRECISION, "task.precision.compute"),
 }
-"""Name in the fingerprint of checkpoints that carry no identity -> class and name here. The others are degrees."""
 
 
 def identity(

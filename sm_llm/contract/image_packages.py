@@ -11,11 +11,11 @@ WHEELHOUSE = "SM_LLM_WHEELHOUSE"
 REQUIREMENTS = "requirements.txt"
 """What a program needs beside its image: a file in the root of its folder."""
 _OWNED = ("torch", "torchvision", "torchaudio", "triton", "flash-attn", "transformer-engine", "deepspeed")
+# What an image stack pins beside them.
 _OWNED_BY_LINE = {
     "smp": ("transformers", "datasets", "megatron-core", "accelerate"),
     "neuron": ("torch-xla", "torch-neuronx", "neuronx-distributed", "neuronx-cc", "libneuronxla", "transformers"),
 }
-"""What an image stack pins beside them."""
 
 
 def is_owned(name: str, line: str | None) -> bool:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 JOB_ENVIRONMENT = "SM_LLM_JOB_FILE"
 """Environment variable that names job.json inside the container."""
 
+# Fields, and what is below them, that the request, the code bundle or the channels were made from.
 _SETTLED = ("name", "backend", "compute", "storage", "inputs", "task.kind", "task.source")
-"""Fields, and what is below them, that the request, the code bundle or the channels were made from."""
 
 RUN_FOLDER_ENVIRONMENT = "SM_LLM_RUN_FOLDER"
 """Environment variable with the folder from which a launcher on this machine uploads the files of a run."""

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from sm_llm.convert.work import Unit
 
 CONFIG = "config (--config)"
+# What the query weight is called in each form.
 _FORMS: dict[Qkv, str] = {
     "fused": ".self_attn.qkv_proj.weight_qkv",
     "linear": ".self_attn.qkv_proj.weight_q",
     "coalesced": ".self_attn.qkv_proj.weight",
     "split": ".self_attn.q_proj.weight",
 }
-"""What the query weight is called in each form."""
 
 
 @dataclass(frozen=True)

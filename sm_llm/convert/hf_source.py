@@ -26,10 +26,10 @@ _SHOWN = 6
 BESIDE = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 """Files of a model folder beside its weights that a copy needs to be complete."""
 
+# Of torch.compile, FSDP and activation checkpointing; anywhere in a name.
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""Of torch.compile, FSDP and activation checkpointing; anywhere in a name."""
+# Of DistributedDataParallel; in front.
 _LEADING = "module"
-"""Of DistributedDataParallel; in front."""
 _Entry = TypeVar("_Entry")
 _ONE = "Save the state dict of the unwrapped model"
 

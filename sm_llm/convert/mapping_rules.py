@@ -67,8 +67,8 @@ class ShardPlan:
     def __init__(self, config: Config, degrees: NxdDegrees) -> None:
         kind = decoder(config)
         self.degrees = degrees
+        # Source tensor -> its shape, in model order; a tied head is absent.
         self.shapes: dict[str, tuple[int, ...]] = {name: it.shape for name, it in kind.tensors(config).items()}
-        """Source tensor -> its shape, in model order; a tied head is absent."""
         self.is_tied = HEAD not in self.shapes
         self._heads = heads_of(config)
         self._stages = stage_layers(int(config["num_hidden_layers"]), degrees)

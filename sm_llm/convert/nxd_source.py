@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Rank = tuple[int, int]
 """Tensor-parallel and pipeline rank."""
 
+# What NxD's releases call the file (or, the last one, the folder) of a rank.
 _NAMINGS = {
     "dp_rank_DD_tp_rank_TT_pp_rank_PP.pt": re.compile(
         r"dp_rank_(?P<dp>\d+)_tp_rank_(?P<tp>\d+)_pp_rank_(?P<pp>\d+)\.pt"
@@ -29,7 +30,6 @@ _NAMINGS = {
     ),
     "tp_rank_TT_pp_rank_PP": re.compile(r"tp_rank_(?P<tp>\d+)_pp_rank_(?P<pp>\d+)"),
 }
-"""What NxD's releases call the file (or, the last one, the folder) of a rank."""
 _OLD_FILE = "checkpoint.pt"
 _SHOWN = 6
 

@@ -35,8 +35,8 @@ Ids = npt.NDArray[np.int64]
 
 BLOCK_BYTES = 16_000_000
 ROWS_PER_SHARD = 100_000
+# Beside a conversion's rows: which files they come from, and how many of them have nothing to learn from.
 _FILES = "files.json"
-"""Beside a conversion's rows: which files they come from, and how many of them have nothing to learn from."""
 _OBJECT = re.compile(rb"\s*\{")
 _SCHEMA = pa.schema([("input_ids", pa.list_(pa.int64())), ("attention_mask", pa.list_(pa.int64()))])
 

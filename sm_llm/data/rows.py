@@ -100,8 +100,8 @@ class RowsSource:
         locate: Callable[[int], str] | None = None,
         notices: Sequence[str] = (),
     ) -> None:
+        # What to report about the rows.
         self.notices = tuple(notices)
-        """What to report about the rows."""
         self.tokenizer_size = folder.info.vocab_size
         self.vocab_size = vocab_size
         self._locate = locate

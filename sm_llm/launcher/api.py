@@ -76,14 +76,14 @@ def launch(
     from sm_llm.launcher.lifecycle import begin, proceed  # a dry run needs nothing of what starts runs
     from sm_llm.launcher.planner import load_whole
     from sm_llm.launcher.run import Run
-    from sm_llm.launcher.unfinished import UnfinishedRun, find_unfinished
+    from sm_llm.launcher.unfinished import EarlierRun, find_unfinished
     from sm_llm.storage.s3.s3_client import one_client
 
     loaded = load_whole(source, overrides, fields)
     storage = storage_root(loaded.spec)
     # The search reads many records of one store: they share a client.
     with one_client():
-        found = UnfinishedRun() if new else find_unfinished(storage, loaded)
+        found = EarlierRun() if new else find_unfinished(storage, loaded)
         if found.run is None:
             run = Run.of(begin(loaded, storage))
         else:

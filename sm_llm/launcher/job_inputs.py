@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from sm_llm.spec.tasks import Task
 
 
+# Values of ``tracking_uri`` without a scheme that name no folder.
 _MLFLOW_SERVERS = ("databricks", "databricks-uc", "uc")
-"""Values of ``tracking_uri`` without a scheme that name no folder."""
 CONTENT_BYTES = 1 << 30
 """Inputs up to this size are read for their digest when an attempt starts (a second or so from a local disk)."""
 

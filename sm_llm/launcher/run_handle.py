@@ -30,8 +30,8 @@ class RunHandle(RunReader):
     def __init__(self, run: str | Path | RunStore) -> None:
         """``run`` is the run's folder or ``s3://…`` address. Raises ``StorageError`` if there is no run record."""
         super().__init__(run)
+        # Set by ``launch`` when it continued this run instead of starting another.
         self.continued_attempt: int | None = None
-        """Set by ``launch`` when it continued this run instead of starting another."""
 
     @property
     def is_local(self) -> bool:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from sm_llm.spec.comparison.leaves import Difference
     from sm_llm.spec.loading.load import Loaded
 
+# Classes of which a run keeps what it began with.
 _NEVER_CONTINUED = frozenset({FieldClass.MODEL, FieldClass.ORDER, FieldClass.START, FieldClass.WORK})
-"""Classes of which a run keeps what it began with."""
 
 
 class UnfinishedRun(LaunchRefused):
@@ -39,7 +39,7 @@ class UnfinishedRun(LaunchRefused):
 
 
 @dataclass(frozen=True)
-class UnfinishedRun:
+class EarlierRun:
     """What a launch meets below its storage."""
 
     run: Run | None = None
@@ -50,7 +50,7 @@ class UnfinishedRun:
     """Of which run nothing is continued, in words, to print once the new run has begun."""
 
 
-def find_unfinished(storage: str, loaded: Loaded) -> UnfinishedRun:
+def find_unfinished(storage: str, loaded: Loaded) -> EarlierRun:
     """The newest unfinished run below ``storage`` of the same name and specification.
 
     A value that changes nothing in the result (``FieldClass.FREE``) makes no other specification; where such values
@@ -65,8 +65,8 @@ def find_unfinished(storage: str, loaded: Loaded) -> UnfinishedRun:
     # A run of this very specification is continued even if a newer one of the name has another specification.
     for home, record in newest_first:
         if differences_to(record, loaded) == [] and not Run(home).state.is_completed:
-            return UnfinishedRun(Run(home), _free_changes(record, loaded))
-    return UnfinishedRun(left_behind=_refuse_beside(*newest_first[0], loaded) if newest_first else "")
+            return EarlierRun(Run(home), _free_changes(record, loaded))
+    return EarlierRun(left_behind=_refuse_beside(*newest_first[0], loaded) if newest_first else "")
 
 
 def _free_changes(record: RunRecord, loaded: Loaded) -> tuple[str, ...]:

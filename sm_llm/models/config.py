@@ -115,8 +115,8 @@ def _error(code: str, where: str, problem: str, seen: str, remedy: str = "") -> 
 WHERE = "task.model.config"
 _DTYPES = ("dtype", "torch_dtype")
 _FLOATS = ("float32", "bfloat16", "float16", "float64")
+# Facts about the folder a config came from, not about the model.
 _FORGOTTEN = frozenset({"_name_or_path", "transformers_version", "auto_map", "_attn_implementation"})
-"""Facts about the folder a config came from, not about the model."""
 _KNOWN_IN_444 = ("gpt_neox", "llama", "mistral", "mixtral", "qwen2")
 _SAFE = frozenset({*rope.SPELLINGS, *_DTYPES})
 

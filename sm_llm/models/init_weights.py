@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from sm_llm.models.families.family import Tensor
 
+    # ``map``, or that of an executor.
     Run = Callable[..., Iterable[Any]]
-    """``map``, or that of an executor."""
 
 BLOCK_ELEMENTS = 65_536
 """About this many values are drawn at a time. Part of the function: another number would draw other weights."""
 
+# Drawn by a thread at a time: some milliseconds' work, against which handing it over takes little.
 _TASK_BLOCKS = 8
-"""Drawn by a thread at a time: some milliseconds' work, against which handing it over takes little."""
 
 Float32Array = NDArray[np.float32]
 

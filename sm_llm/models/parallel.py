@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 TENSOR_PARALLEL = ("llama", "mistral", "qwen2")
 """Families whose matrices the fsdp strategy can split."""
+# Rotary scalings that depend on the longest position of a forward pass, which differs where a sequence is split.
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
-"""Rotary scalings that depend on the longest position of a forward pass, which differs where a sequence is split."""
 
 
 def parallel_issues(config: Config, *, tensor: int, context: int) -> list[Issue]:
@@ -299,8 +299,8 @@ def _nxd(config: Config, options: Mapping[str, Any]) -> list[Issue]:
     )
 
 
+# Strategy -> its rules; one without a row trains every family.
 _RULES: Mapping[str, Callable[[Config, Mapping[str, Any]], list[Issue]]] = {"fsdp": _fsdp, "smp": _smp, "nxd": _nxd}
-"""Strategy -> its rules; one without a row trains every family."""
 
 
 def model_issues(config: Config, strategy: str, options: Mapping[str, Any]) -> list[Issue]:

@@ -17,6 +17,7 @@ from sm_llm.errors import Issue
 Config = Mapping[str, Any]
 SPELLINGS = ("rope_theta", "rope_scaling", "rope_parameters")
 _LENGTH = "original_max_position_embeddings"
+# Scaling types of transformers: the keys each one needs and the ones it takes.
 _KEYS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "default": (frozenset(), frozenset()),
     "linear": (frozenset({"factor"}), frozenset()),
@@ -28,7 +29,6 @@ _KEYS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "longrope": (frozenset({"short_factor", "long_factor"}), frozenset({_LENGTH, "factor", "attention_factor"})),
     "llama3": (frozenset({"factor", "low_freq_factor", "high_freq_factor"}), frozenset({_LENGTH})),
 }
-"""Scaling types of transformers: the keys each one needs and the ones it takes."""
 _NEW_IN_YARN = ("mscale", "mscale_all_dim", "truncate")
 _WITH_LENGTH = ("llama3", "yarn", "longrope")
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _DIFF_BYTES = 1 << 20
+# Of the changes that are searched for secrets, of which the record holds fewer.
 _READ_BYTES = 4 << 20
-"""Of the changes that are searched for secrets, of which the record holds fewer."""
 _SECONDS = 10.0
 # A checkout's own configuration could start programs: hooks, a file system monitor, diff drivers, transports for
 # objects that a partial clone lacks.

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _ATTEMPTS = 5
 _LOCKS = Path("/proc/locks")
 _POLL_SECONDS = 0.01
+# Whoever may open a file, if only to read it, may lock it for ever.
 _LOCK_MODE = 0o600
-"""Whoever may open a file, if only to read it, may lock it for ever."""
 
 
 class RunLock:

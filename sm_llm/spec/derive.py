@@ -16,8 +16,8 @@ from sm_llm.terminal import counted
 if TYPE_CHECKING:
     from sm_llm.spec.tasks import TrainTask
 
+# A run without stated intervals saves, and validates, about this often.
 _INTERVALS_PER_RUN = 10
-"""A run without stated intervals saves, and validates, about this often."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ Path = tuple[str, ...]
 MOST_VALUES = 10_000
 DEEPEST = 64
 MOST_CHARACTERS = 1_000_000
+# Of a whole number: about a thousand digits.
 _LARGEST_BITS = 3300
-"""Of a whole number: about a thousand digits."""
 
 
 @dataclass

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from sm_llm.storage.base import Copy
 
+# What s5cmd and s3transfer call a file in the making: the name they were given and some random characters.
 _ENGINE_LEFTOVER = re.compile(rf"(.*{re.escape(PART)})\.?[0-9A-Za-z]{{6,}}")
-"""What s5cmd and s3transfer call a file in the making: the name they were given and some random characters."""
 
 
 def part_of(path: Path) -> Path:

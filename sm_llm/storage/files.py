@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _WRITEBACK_BYTES = 32 << 20
+# Bytes; the file systems of Linux take 255.
 _LONGEST_NAME = 205
-"""Bytes; the file systems of Linux take 255."""
+# What a folder may hold beside files, folders, links and devices.
 _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
-"""What a folder may hold beside files, folders, links and devices."""
 
 
 def fsync_path(path: Path) -> None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+# Folder below the root for objects in the making; a killed writer leaves a few kilobytes there, never read.
 _TEMPORARY = ".tmp"
-"""Folder below the root for objects in the making; a killed writer leaves a few kilobytes there, never read."""
 
 _PRUNED_TRIES = 5
 _Result = TypeVar("_Result")

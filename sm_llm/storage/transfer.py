@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 _BATCH_BYTES = 8 << 30
+# A batch has at least so many of both: enough to move at once, and for its verification to be worth a head start.
 _BATCH_FILES = 16
-"""A batch has at least so many of both: enough to move at once, and for its verification to be worth a head start."""
 
 _SETTLERS = 8
 

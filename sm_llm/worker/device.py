@@ -23,12 +23,12 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.bfloat16}
 LAG_STEPS = 8
 """How many steps late a number is read from a GPU: by then it has long passed them, and nobody waits."""
 
+# What /proc/cpuinfo calls bf16 instructions on x86 (the first two) and on Arm.
 _BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
-"""What /proc/cpuinfo calls bf16 instructions on x86 (the first two) and on Arm."""
+# NVIDIA's Ampere, the first with bf16 tensor cores (CUDA C++ programming guide, compute capabilities).
 _FIRST_BF16_CAPABILITY = (8, 0)
-"""NVIDIA's Ampere, the first with bf16 tensor cores (CUDA C++ programming guide, compute capabilities)."""
+# NVIDIA's Ada, the first with fp8 tensor cores.
 _FIRST_FP8_CAPABILITY = (8, 9)
-"""NVIDIA's Ada, the first with fp8 tensor cores."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES, _LARGE_BYTES = 1 << 30, 32 << 20
 """See mallopt(3): free memory that stays with the process, and blocks that always go back (32 MiB is its limit)."""

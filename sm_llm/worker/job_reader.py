@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from sm_llm.runs.run_paths import ContainerPaths
 
+# The container's folder, also inside a word: ``--model_dir=/opt/ml/model``.
 _PLACE = re.compile(rf"(?<![\w./-]){CONTAINER_BASE}(?=/|$)")
-"""The container's folder, also inside a word: ``--model_dir=/opt/ml/model``."""
 TRAINING_JOB = "TRAINING_JOB_NAME"
 """SageMaker's variable with the name of the training job."""
 

@@ -30,8 +30,8 @@ _NAMED = {
     "torch.distributed.checkpoint.api": {"CheckpointException"},
     "traceback": {"StackSummary", "FrameSummary"},
 }
+# Modules of torch whose dataclasses and enumerations are the plans and results of a distributed checkpoint.
 _PLAIN = {f"{_CHECKPOINTS}{name}" for name in ("metadata", "planner", "filesystem", "storage")}
-"""Modules of torch whose dataclasses and enumerations are the plans and results of a distributed checkpoint."""
 
 
 class UnknownError(Exception):

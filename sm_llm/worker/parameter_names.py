@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 WRAPPER_WORDS = frozenset({"_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod"})
 """What activation checkpointing and offloading, FSDP1 and compilation put between the parts of a name."""
+# What DistributedDataParallel puts in front; inside a name it may be the model's own.
 _WRAPPER_PREFIX = "module"
-"""What DistributedDataParallel puts in front; inside a name it may be the model's own."""
 
 
 def plain_name(name: str) -> str:

@@ -14,31 +14,31 @@ MOST_BYTES = 1 << 28
 """Of one pickle: the metadata of a million shards has fewer."""
 MOST_IN_A_KEY = 1000
 """Values in a key of a mapping, a member of a set or the arguments of a call, counted as often as they are met."""
+# Of larger values no exact count is kept.
 _ENDLESS = MOST_IN_A_KEY + 1
-"""Of larger values no exact count is kept."""
+# Kind of an argument -> its bytes; below 0: those of a length, which follows the opcode, before so many bytes.
 _SIZES = {
     "uint1": 1, "uint2": 2, "int4": 4, "uint4": 4, "uint8": 8, "float8": 8,
     "string1": -1, "bytes1": -1, "unicodestring1": -1, "long1": -1,
     "string4": -4, "bytes4": -4, "unicodestring4": -4, "long4": -4, "bytes8": -8, "unicodestring8": -8,
 }  # fmt: skip
-"""Kind of an argument -> its bytes; below 0: those of a length, which follows the opcode, before so many bytes."""
 _ATOMS = (
     "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "BINUNICODE",
     "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BINSTRING", "SHORT_BINSTRING",
     "EMPTY_TUPLE", "GLOBAL",
 )  # fmt: skip
 _EMPTY = ("EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET")
+# Makes one value of so many; None: of all since the last mark.
 _MADE_OF = {
     "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "REDUCE": 2, "NEWOBJ": 2, "NEWOBJ_EX": 3, "BINPERSID": 1, "STACK_GLOBAL": 2,
     "TUPLE": None, "LIST": None, "DICT": None, "FROZENSET": None,
 }  # fmt: skip
-"""Makes one value of so many; None: of all since the last mark."""
+# Adds so many values to the one below them.
 _ADDED = {"APPEND": 1, "SETITEM": 2, "BUILD": 1, "APPENDS": None, "SETITEMS": None, "ADDITEMS": None}
-"""Adds so many values to the one below them."""
+# Hashes every first of so many of its values, or may do so.
 _HASHED = {
     "SETITEM": 2, "SETITEMS": 2, "DICT": 2, "ADDITEMS": 1, "FROZENSET": 1, "REDUCE": 1, "NEWOBJ": 1, "NEWOBJ_EX": 1,
 }  # fmt: skip
-"""Hashes every first of so many of its values, or may do so."""
 _OTHERS = ("MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "MARK", "POP", "PROTO", "FRAME", "STOP")
 _KNOWN = {*_ATOMS, *_EMPTY, *_MADE_OF, *_ADDED, *_OTHERS}
 _OPCODES = {ord(it.code): it for it in pickletools.opcodes}

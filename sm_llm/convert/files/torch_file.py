@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _STORAGES = {it.storage: name for name, it in FORMATS.items()}
+# Of tensors that are not weights, such as position ids; only their names are of interest.
 _OTHER_STORAGES = {
     "LongStorage": 8, "IntStorage": 4, "ShortStorage": 2, "CharStorage": 1, "ByteStorage": 1, "BoolStorage": 1,
 }  # fmt: skip
-"""Of tensors that are not weights, such as position ids; only their names are of interest."""
 _DTYPES = {it.dtype: name for name, it in FORMATS.items()}
 _LOCAL_HEADER = 30
 _MOST_DIMENSIONS = 8

@@ -22,10 +22,10 @@ ALIGNMENT = 64
 """Of a tensor's first byte, as torch has it: such files can be mapped."""
 _ZIP64 = 0xFFFF_FFFF
 _LOCAL, _CENTRAL = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I")
+# Of a local header.
 _CHECKSUM_AT = 14
-"""Of a local header."""
+# Headers and small tensors are written together.
 _BUFFER_BYTES = 1 << 16
-"""Headers and small tensors are written together."""
 _LARGE_BYTES = 1 << 20
 _DOS_DATE = 33  # 1 January 1980: no clock in the bytes
 

@@ -31,12 +31,12 @@ _TRICKY = (
     "\u200d\u200b\u00a0x",
 )
 _SAMPLE_DOCUMENTS = 48
+# Of the first batch.
 _SAMPLE_CHARACTERS = 200_000
-"""Of the first batch."""
+# Of each later batch.
 _PART_CHARACTERS = 20_000
-"""Of each later batch."""
+# Characters by which the place of the sample moves from batch to batch; a prime, so that no size of batch fixes it.
 _STRIDE = 1_000_003
-"""Characters by which the place of the sample moves from batch to batch; a prime, so that no size of batch fixes it."""
 
 
 class EncoderMismatch(Exception):

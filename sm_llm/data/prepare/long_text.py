@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 20
 """Characters that are encoded at once."""
+# Characters on both sides of a cut that are encoded with and without it.
 _CONTEXT = 1024
-"""Characters on both sides of a cut that are encoded with and without it."""
 _TRIES = 8
 _CUTS = (
     re.compile(r"(?<=\S\n)(?=[^\W\d_])"),  # after the end of a line

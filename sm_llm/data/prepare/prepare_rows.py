@@ -36,8 +36,8 @@ Report = Callable[[Progress], None]
 Ends = npt.NDArray[np.int64]
 Held = npt.NDArray[np.bool_]
 
+# From here on a hash of each divides documents about as asked.
 _MANY_DOCUMENTS = 100
-"""From here on a hash of each divides documents about as asked."""
 _REPORT_SECONDS = 1.0
 _MIN_TOKENS_PER_BYTE = 0.12  # of the input files; lower than any tokenizer of ours on compressed or plain text
 
@@ -128,8 +128,8 @@ class _Run:
         notices: list[str],
         boundary: int | None = None,
     ) -> None:
+        # Tokens in front of those that are held out; None divides by documents.
         self._boundary = boundary
-        """Tokens in front of those that are held out; None divides by documents."""
         self._seen = 0
         self._task = task
         self._files = files

@@ -35,8 +35,8 @@ class RowsWriter:
         folder.mkdir(parents=True, exist_ok=True)
         self.rows = 0
         self.tokens = 0
+        # How often each token id occurs, without padding.
         self.counts = np.zeros(vocab_size, np.int64)
-        """How often each token id occurs, without padding."""
         self._crc = 0
         self._first: npt.NDArray[np.int32] | None = None
         self._repeats = True

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from sm_llm.runs.run_store import RunStore
     from sm_llm.spec.job import WorkflowSpec
 
+# What names the end of a workflow: jobs that waited for a failed one are only cancelled.
 _WORST = (RunState.FAILED, RunState.INTERRUPTED, RunState.COMPLETED_UNPUBLISHED, RunState.STOPPED)
-"""What names the end of a workflow: jobs that waited for a failed one are only cancelled."""
 _ALIVE = (RunState.RUNNING, RunState.RESTARTING, RunState.UNKNOWN, RunState.PENDING)
 
 

@@ -44,8 +44,8 @@ def training_line(
     return "  ".join(parts)
 
 
+# Columns that a text needs beside a name; with fewer it begins below it.
 _LEAST_WORDS = 24
-"""Columns that a text needs beside a name; with fewer it begins below it."""
 
 
 def listed(name: str, text: str, longest: int, columns: int) -> list[str]:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 _BAR_WIDTH = 28
 _SHORTEST_BAR = 8
+# Without a terminal, a long phase logs its progress at every quarter.
 _PLAIN_PROGRESS_STEP = 0.25
-"""Without a terminal, a long phase logs its progress at every quarter."""
 
 
 class Display:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 INK, MUTED, GRID = "#1f2430", "#8a93a6", "#e6e9ef"
 BLUE, ORANGE, GREEN, VIOLET = "#2f6fde", "#e4572e", "#1f9d73", "#7d5bd0"
+# Loss gets a logarithmic axis only where it spans so much; cross-entropy of a usual run does not.
 _LOG_FROM_RATIO = 20.0
-"""Loss gets a logarithmic axis only where it spans so much; cross-entropy of a usual run does not."""
 
 
 def plot_run(events_folder: Path, target: Path, *, title: str) -> Path:

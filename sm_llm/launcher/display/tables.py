@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from sm_llm.runs.events.run_metrics import MetricRow
     from sm_llm.storage.publication.publish import CheckpointInfo
 
+# Nodes whose commands are shown.
 _COMMANDS = 2
-"""Nodes whose commands are shown."""
 
 
 def plan_table(plan: Plan) -> Table:
@@ -210,8 +210,8 @@ def _bill(billed: int, used: int | None) -> str:
 
 
 _RUN_COLUMNS = ("run", "state", "kind", "step", "loss", "attempts", "began", "took")
+# Columns of runs that a narrow terminal does without, the first of them first.
 _LEFT_OUT = ("kind", "attempts", "began", "took", "loss", "step")
-"""Columns of runs that a narrow terminal does without, the first of them first."""
 
 
 def runs_table(runs: Sequence[Listed], width: int | None = None) -> Table:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 LINES = ("gpu", "smp", "neuron", "cpu")
+# What the images' C libraries run; those of the SMP image and of Amazon Linux 2023 have glibc 2.31 and newer.
 _PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_28_x86_64")
-"""What the images' C libraries run; those of the SMP image and of Amazon Linux 2023 have glibc 2.31 and newer."""
 
 
 def wheelhouse(

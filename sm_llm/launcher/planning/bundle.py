@@ -29,8 +29,8 @@ SOURCE_FOLDER = "source"
 ARCHIVE = "sourcedir.tar.gz"
 _PACKAGE_SUFFIXES = (".py", ".yaml", ".txt", ".typed")
 _EXECUTABLE = 0o111
+# Half of the time of the highest level, for 1% more bytes.
 _COMPRESSION = 6
-"""Half of the time of the highest level, for 1% more bytes."""
 
 
 @dataclass(frozen=True)

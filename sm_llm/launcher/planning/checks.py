@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from sm_llm.spec.derive import Derived
     from sm_llm.spec.validation.runner import Checker
 
+# Standard deviation of initial weights in most families: a rate above it overwrites them in one step.
 _LARGE_RATE = 0.02
-"""Standard deviation of initial weights in most families: a rate above it overwrites them in one step."""
+# Settings of the optimiser that only some schedules read.
 _OF_SCHEDULES = {
     "min_learning_rate": ("cosine", "linear", "wsd", "exponential", "plateau"),
     "decay_fraction": ("wsd",),
     "plateau_factor": ("plateau",),
     "plateau_patience": ("plateau",),
 }
-"""Settings of the optimiser that only some schedules read."""
 _SAVED = "weights are saved in the format that they are trained in (task.precision.master)"
 _Reads = Callable[[TrainTask, "Derived | None"], bool]
 

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sm_llm.launcher.planning.plan import Plan
-    from sm_llm.launcher.planning.source_contents import ExpectedFiles
+    from sm_llm.launcher.planning.source_contents import SourceKind
     from sm_llm.spec.job import JobSpec
 
 START = "task.start."
 _CHECKPOINT = f"{START}checkpoint"
 _WHEELS = "backend.wheelhouse"
 _SHOWN = 8
+# Objects of one answer of S3.
 _LISTED = 1000
-"""Objects of one answer of S3."""
 
 
 def assert_inputs_exist(plans: Sequence[Plan], *, has_begun: bool = False) -> None:
@@ -98,11 +98,11 @@ class _Probe:
     """One check of the places of all plans of a launch. A place, and a bucket that is not there, is reported once."""
 
     def __init__(self) -> None:
+        # What could not be checked, and why.
         self.notes: list[str] = []
-        """What could not be checked, and why."""
         self._reported: list[str] = []
+        # Whether the store did not answer at all: every further request would wait as long.
         self._is_cut_off = False
-        """Whether the store did not answer at all: every further request would wait as long."""
 
     def issues(self, plan: Plan, path: str, place: str) -> Iterator[Issue]:
         """What is wrong with ``place``, if anything."""
@@ -148,7 +148,7 @@ def _places(job: JobSpec) -> Iterator[tuple[str, str]]:
             yield path, place
 
 
-def _issue(path: str, place: str, options: dict[str, Any], wanted: ExpectedFiles | None) -> Issue | None:
+def _issue(path: str, place: str, options: dict[str, Any], wanted: SourceKind | None) -> Issue | None:
     if path == _CHECKPOINT:
         return _checkpoint_issue(place, options)
     if path == "storage":
@@ -174,7 +174,7 @@ def _issue(path: str, place: str, options: dict[str, Any], wanted: ExpectedFiles
     )
 
 
-def _content_issue(path: str, place: str, options: dict[str, Any], wanted: ExpectedFiles | None) -> Issue | None:
+def _content_issue(path: str, place: str, options: dict[str, Any], wanted: SourceKind | None) -> Issue | None:
     """A place that is there and holds something else than what is read from it."""
     if wanted is not None:
         store = open_store(result_address(place, options), options, CONFIG)

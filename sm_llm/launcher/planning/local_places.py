@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sm_llm.errors import CheckpointError, StorageError
 
+# Files of a folder that are counted: more would delay every plan.
 _MOST_FILES = 10_000
-"""Files of a folder that are counted: more would delay every plan."""
 _STEP_OUTPUT = re.compile(r"steps\.(?P<step>[\w-]+)\.output(?:/.*)?")
 
 

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 RANDOM = "RANDOM TOKENS"
 _LISTED = 8
 _NARROWEST = 10
+# Characters of a program's arguments that are shown.
 _LONGEST = 500
-"""Characters of a program's arguments that are shown."""
+# Of an input channel what needs no words.
 _USUAL = ("FullyReplicated", "S3Prefix")
-"""Of an input channel what needs no words."""
 
 
 def settings(job: JobSpec, rows: int | None = None) -> dict[str, str]:

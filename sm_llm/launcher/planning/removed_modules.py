@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 _PACKAGE = "torch.sagemaker"
 _FSDP_CHECKPOINT = "torch.sagemaker.distributed.fsdp.checkpoint"
+# Versions of the smp line before SMP 2.7.
 _WITH_FSDP_CHECKPOINT = ("2.3.1", "2.2.0", "2.1.2", "2.0.1")
-"""Versions of the smp line before SMP 2.7."""
+# Module -> why no image of today holds it, and what stands for it (release notes of SMP v2).
 _REMOVED: dict[str, tuple[str, str]] = {
     _FSDP_CHECKPOINT: (
         "was removed with SMP 2.7",
@@ -25,7 +26,7 @@ _REMOVED: dict[str, tuple[str, str]] = {
     ),
     "smdistributed.modelparallel": ("is SMP v1, which SMP v2 replaces", "Use torch.sagemaker"),
 }
-"""Module -> why no image of today holds it, and what stands for it (release notes of SMP v2)."""
+# Packages that AWS documents or its own examples import with the newest image; what is below them may be there.
 _HELD = (
     "torch.sagemaker", "torch.sagemaker.checkpoint", "torch.sagemaker.context_parallel",
     "torch.sagemaker.delayed_param",
@@ -33,7 +34,6 @@ _HELD = (
     "torch.sagemaker.logger", "torch.sagemaker.moe", "torch.sagemaker.nn", "torch.sagemaker.state_handler",
     "torch.sagemaker.tensor_parallel", "torch.sagemaker.utils",
 )  # fmt: skip
-"""Packages that AWS documents or its own examples import with the newest image; what is below them may be there."""
 _LISTED = 3
 _OPEN = tuple(name for name in _HELD if name not in (_PACKAGE, "torch.sagemaker.distributed"))
 

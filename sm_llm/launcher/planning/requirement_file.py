@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from sm_llm.launcher.images.images import Image
 
 _COMMENT = re.compile(r"(?:^|\s+)#.*$")
+# Options behind a requirement, such as --hash.
 _TRAILING_OPTIONS = re.compile(r"\s--")
-"""Options behind a requirement, such as --hash."""
 _EGG = re.compile(r"#egg=([A-Za-z0-9][A-Za-z0-9._-]*)")
+# A wheel or source archive, in a folder or behind an address: ``…/torch-2.5.0-cp311-….whl``.
 _ARCHIVE = re.compile(
     r"^(?:[^@]*/)?([A-Za-z0-9][A-Za-z0-9._]*(?:-[A-Za-z][A-Za-z0-9._]*)*)-\d[^/]*\.(?:whl|tar\.gz|zip)$"
 )
-"""A wheel or source archive, in a folder or behind an address: ``…/torch-2.5.0-cp311-….whl``."""
+# What pip fills in from the environment, so that a secret need not be written down.
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
-"""What pip fills in from the environment, so that a secret need not be written down."""
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
 _FILE_URL = re.compile(r"(?:[A-Za-z0-9][\w.-]*(?:\[[^\]]*\])?\s*@\s*)?file:/+(?:localhost/)?([^#;]+?)(?:\s*;.*|#.*)?$")
 _NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
@@ -40,8 +40,8 @@ _OTHER = (
 )  # fmt: skip
 _FILES = ("--requirement", "--constraint")
 _EDITABLE = "--editable"
+# One of them makes a folder something that pip can install.
 _PROJECTS = ("pyproject.toml", "setup.py")
-"""One of them makes a folder something that pip can install."""
 
 
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -83,8 +83,8 @@ class _Program:
         self._image = image
         self._tree = ProgramTree(folder)
         self._files = files
+        # Package -> the lines that ask for it, on every platform.
         self._wanted: dict[str, list[tuple[int, Requirement]]] = {}
-        """Package -> the lines that ask for it, on every platform."""
 
     def _file(self, name: str) -> Path | None:
         if name.startswith(".."):

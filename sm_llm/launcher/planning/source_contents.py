@@ -33,7 +33,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".distcp")
 
 
 @dataclass(frozen=True)
-class ExpectedFiles:
+class SourceKind:
     """What a place must hold."""
 
     what: str
@@ -79,43 +79,39 @@ def _read_rows(folder: Path) -> None:
     assert_rows(folder)
 
 
-_ROWS = ExpectedFiles(
+_ROWS = SourceKind(
     "a folder of rows, as the prepare task writes it", "Write rows with the prepare task", (STATE, DATASET_INFO),
     read=_read_rows,
 )  # fmt: skip
-_LINES = ExpectedFiles(
+_LINES = SourceKind(
     f"a folder of line files ({', '.join(LINE_SUFFIXES)})", "Of text make rows with the prepare task",
     suffixes=LINE_SUFFIXES, read=assert_line_rows,
 )  # fmt: skip
-_OF_TOKENIZER = ExpectedFiles(f"a folder with {_TOKENIZER}", "", (_TOKENIZER,), read=_read_tokenizer)
+_OF_TOKENIZER = SourceKind(f"a folder with {_TOKENIZER}", "", (_TOKENIZER,), read=_read_tokenizer)
 
-WANTED: dict[tuple[str, str], ExpectedFiles] = {
+WANTED: dict[tuple[str, str], SourceKind] = {
     ("RowsData", "train"): _ROWS,
     ("RowsData", "validation"): _ROWS,
     ("JsonRowsData", "train"): _LINES,
     ("JsonRowsData", "validation"): _LINES,
     ("TrainTask", "tokenizer"): _OF_TOKENIZER,
     ("PrepareTask", "tokenizer"): _OF_TOKENIZER,
-    ("PrepareTask", "sources"): ExpectedFiles(
-        "files or folders of text", suffixes=_TEXTS, is_file=True, read=_read_text
-    ),
+    ("PrepareTask", "sources"): SourceKind("files or folders of text", suffixes=_TEXTS, is_file=True, read=_read_text),
     # The config is read whatever it lies in, also on the hub.
-    ("ModelSpec", "path"): ExpectedFiles(f"a folder with {_CONFIG}", "", (_CONFIG,), is_file=True, is_elsewhere=True),
+    ("ModelSpec", "path"): SourceKind(f"a folder with {_CONFIG}", "", (_CONFIG,), is_file=True, is_elsewhere=True),
     # The weights are compared with the config, tensor by tensor, by a check of their own.
-    ("PretrainedStart", "pretrained"): ExpectedFiles(
+    ("PretrainedStart", "pretrained"): SourceKind(
         "a folder of weights, as save_pretrained writes it", "", (), (".safetensors", ".pt"), read=lambda _: None
     ),
-    ("CheckpointStart", "checkpoint"): ExpectedFiles("a run, or RUN@STEP", is_elsewhere=True),
-    ("ConvertTask", "source"): ExpectedFiles("a folder of weights", "", suffixes=_WEIGHTS),
-    ("ConvertTask", "config"): ExpectedFiles(
-        f"{_CONFIG}, or its folder", "", (_CONFIG,), is_file=True, read=_read_config
-    ),
-    ("ScriptTask", "source"): ExpectedFiles("a folder with the program", is_elsewhere=True),
+    ("CheckpointStart", "checkpoint"): SourceKind("a run, or RUN@STEP", is_elsewhere=True),
+    ("ConvertTask", "source"): SourceKind("a folder of weights", "", suffixes=_WEIGHTS),
+    ("ConvertTask", "config"): SourceKind(f"{_CONFIG}, or its folder", "", (_CONFIG,), is_file=True, read=_read_config),
+    ("ScriptTask", "source"): SourceKind("a folder with the program", is_elsewhere=True),
 }
 """Class and field -> what its place must hold."""
 
 
-def wanted_at(job: JobSpec) -> dict[str, ExpectedFiles]:
+def wanted_at(job: JobSpec) -> dict[str, SourceKind]:
     """Dotted path -> what the place there must hold, for every place that the task reads."""
     return {path: WANTED[type(block).__name__, name] for path, block, name, _ in source_fields(job.task)}
 
@@ -166,7 +162,7 @@ def _stream_issues(job: JobSpec) -> Iterator[Issue]:
             yield Issue("stream-files-empty", path, problem, pattern, "Check the path and the pattern")
 
 
-def _issues(path: str, value: str, place: Path, wanted: ExpectedFiles) -> Iterator[Issue]:
+def _issues(path: str, value: str, place: Path, wanted: SourceKind) -> Iterator[Issue]:
     give = wanted.remedy or f"Give {wanted.what}"
     if place.is_file() and not wanted.is_file:
         is_in_it = place.name in wanted.names or place.name.endswith(wanted.suffixes or ("\0",))
@@ -187,7 +183,7 @@ def _listing(folder: Path) -> Iterator[tuple[str, int]]:
     return ((it.relative_to(folder).as_posix(), it.stat().st_size) for it in files_outside_runs(folder)[0])
 
 
-def lacking(wanted: ExpectedFiles, files: Sequence[tuple[str, int]]) -> str:
+def lacking(wanted: SourceKind, files: Sequence[tuple[str, int]]) -> str:
     """What a folder of these files (name below it, size) lacks, in words; empty if it lacks nothing."""
     found: dict[str, Any] = dict(files)
     if missing := [name for name in wanted.names if name not in found]:

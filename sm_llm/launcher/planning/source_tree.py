@@ -10,8 +10,8 @@ from sm_llm.contract.program_tree import IGNORE_FILE, ProgramTree
 from sm_llm.errors import Issue, warning
 from sm_llm.spec.environment.secret_files import secret_by_content, secret_by_name
 
+# What lies below is made up by the kernel: the environment of this very process, for one.
 _NO_DISKS = ("/proc", "/sys", "/dev")
-"""What lies below is made up by the kernel: the environment of this very process, for one."""
 _DISK_IN_MEMORY = "/dev/shm"
 _LARGEST_FILE = 100_000_000
 LARGEST_TREE = 500_000_000

@@ -28,8 +28,8 @@ __all__ = [
     "sync",
 ]
 
+# Without a terminal, how often a long copy logs its progress.
 _PLAIN_SECONDS = 10.0
-"""Without a terminal, how often a long copy logs its progress."""
 
 
 @contextlib.contextmanager

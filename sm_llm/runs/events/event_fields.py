@@ -60,8 +60,8 @@ class _Account(_Part):
     splits: _Splits
 
 
+# (kind, field) -> what its mapping must hold: the parts that are read.
 _INSIDE: dict[tuple[str, str], Any] = {("account", "account"): _Account}
-"""(kind, field) -> what its mapping must hold: the parts that are read."""
 
 
 def checked(record: Mapping[str, Any], kind: type | None) -> dict[str, Any]:

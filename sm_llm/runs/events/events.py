@@ -47,8 +47,8 @@ EXACT = ("loss", "validation_loss", "learning_rate", "grad_norm")
 _TWIN = "_hex"
 _FILE_NAME = re.compile(r"attempt-([0-9]+)-(.+)\.jsonl")
 _TAIL_BYTES = 65_536
+# Bytes of a line that is read as an event: stacks and samples are the longest, and far shorter.
 _LONGEST_LINE = 16 << 20
-"""Bytes of a line that is read as an event: stacks and samples are the longest, and far shorter."""
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ MetricRow = dict[str, Any]
 
 _KINDS = ("step", "throughput", "validation")
 _ENVELOPE = ("kind", "time", "attempt")
+# What a row is known by: values that a program logs under these names do not replace them.
 _KEYS = ("step", "attempt")
-"""What a row is known by: values that a program logs under these names do not replace them."""
+# A step's event and a validation's both have ``tokens``: those of the step keep the name.
 _RENAMED = {("validation", "tokens"): "validation_tokens"}
-"""A step's event and a validation's both have ``tokens``: those of the step keep the name."""
 
 
 def metric_rows(events_folder: Path) -> list[MetricRow]:
@@ -71,8 +71,8 @@ class Summary:
     """The newest recovery from a loss: how long it took, and its parts as far as they are known."""
 
 
+# Weight of the newest window in the seconds of a step that the time left is reckoned from.
 _SMOOTHING = 0.3
-"""Weight of the newest window in the seconds of a step that the time left is reckoned from."""
 _WARM = 2
 
 

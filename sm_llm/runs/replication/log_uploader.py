@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 FOLDERS = ("events/", "logs/")
 """What is uploaded of a run's folder."""
+# Uploads of one round, so that its caller comes to its other work while files grow fast.
 _ROUND_SEGMENTS = 64
-"""Uploads of one round, so that its caller comes to its other work while files grow fast."""
 
 
 @dataclass
@@ -47,8 +47,8 @@ class LogUploader:
         self._chosen = chosen
         self._sent: dict[str, _Sent] | None = None
         self._given_up: set[str] = set()
+        # The file that was uploaded from last.
         self._served = ""
-        """The file that was uploaded from last."""
 
     def ship(self) -> None:
         """Store what is new. Raises ``StorageError`` if the store does not answer; the next call continues from there.

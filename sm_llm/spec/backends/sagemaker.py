@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from sm_llm.spec.machines.compute import ComputeSpec
 
 _DOWNLOAD_SHARE = 0.05
+# Room for what SageMaker counts before the worker's process begins: a share of the limit, and so much at most.
 _DOWNLOAD_SECONDS = 600.0
-"""Room for what SageMaker counts before the worker's process begins: a share of the limit, and so much at most."""
 
 
 class SageMakerOptions(BackendOptions):

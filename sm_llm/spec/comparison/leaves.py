@@ -14,10 +14,10 @@ from sm_llm.spec.schema import child_blocks
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
+# Classes of fields that change nothing in the result.
 _NO_RESULT = (FieldClass.FREE, FieldClass.RUN)
-"""Classes of fields that change nothing in the result."""
+# Characters of a value in a message.
 _LONGEST = 60
-"""Characters of a value in a message."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _BLOCK_BYTES = 16 * 1024 * 1024
+# A file is searched in blocks that share so much, more than any key or token is long.
 _OVERLAP_BYTES = 64 * 1024
-"""A file is searched in blocks that share so much, more than any key or token is long."""
 
 # Compared in lower case: the default credential files of the AWS, Google, Azure, Kubernetes, Docker, Hugging Face,
 # Kaggle, Databricks, Terraform, Vault, git, npm, PyPI, PostgreSQL and MySQL command lines, and the file types that hold
@@ -45,12 +45,12 @@ _NAMES = (
     "token.pickle", ".passwd", ".passwd-s3fs", ".modal.toml", ".clearml.conf", "clearml.conf", ".dropbox_uploader",
     ".sentryclirc", ".netrc.gpg", ".vast_api_key", ".msmtprc", ".lftprc",
 )  # fmt: skip
+# Names that match above, and by convention hold no values. Their content still counts.
 _HARMLESS = (
     ".env.example", ".env.sample", ".env.template", ".env.dist", "id_*.pub", "*secrets.py", "*secret.py",
     "*credentials.py", "*secrets.md", "*credentials.md", "*secret.md", "*example.tfvars", "*password.py",
     "*passwords.py", "*password.md", "*passwords.md", "passwd.py", "*api_key.py", "*apikey.py", "*api-key.md",
 )  # fmt: skip
-"""Names that match above, and by convention hold no values. Their content still counts."""
 _FOLDERS = (".aws", ".ssh", ".kube", ".azure", ".gnupg", "gcloud", ".kaggle", ".vault", ".oci", ".snowsql")
 _IN_FOLDERS = (
     ".docker/config.json", ".huggingface/token", "huggingface/token", "huggingface/stored_tokens", "gh/hosts.yml",
@@ -59,19 +59,19 @@ _IN_FOLDERS = (
     ".doctl/config.yaml", ".fly/config.yml", ".config/hub", ".snowflake/connections.toml",
     "glab-cli/config.yml",
 )  # fmt: skip
+# What editors and people put behind the name of an older copy.
 _LATER = re.compile(r"(?:~|\.(?:bak|backup|copy|old|orig|save|swo|swp|tmp|[0-9]+)|[ _-](?:backup|bak|copy|old))$")
-"""What editors and people put behind the name of an older copy."""
 _CREDENTIAL_FILES = ("credentials", "settings")
 _TRACKER_FOLDERS = (".mlflow", "wandb", ".databricks", ".config")
 
 
+# A private key also where its header does not begin the line: in a string or a comment. With what follows the header,
+# for a program may well speak of it.
 _KEY = re.compile(
     r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?:[\s\x22',#]|\\[nr])*[A-Za-z0-9+/=]{8,}"
     r"|PuTTY-User-Key-File-[0-9]:|AGE-SECRET-KEY-1[0-9A-Z]{20,}|^---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----",
     re.MULTILINE,
 )
-"""A private key also where its header does not begin the line: in a string or a comment. With what follows the header,
-for a program may well speak of it."""
 _ACCESS = re.compile(
     r"aws_secret_access_key['\"]?\s*[=:]\s*['\"]?[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])"
     r"|client-key-data['\"]?\s*:\s*['\"]?[A-Za-z0-9+/=]{8,}"
@@ -86,23 +86,23 @@ _SETTINGS = re.compile(
     r"|[?&]sig=[\w%+/-]{20,}",
     re.IGNORECASE | re.MULTILINE,
 )
+# A setting, and a value of letters and digits that is no sentence, path or reference.
 _ASSIGNED = re.compile(
     r"(?<![\w.-])(?P<name>[A-Za-z_][\w.-]{0,80})(?:\\?['\"])?\]?[ \t]*(?::|=>|=)[ \t]*(?:\\?['\"])?"
     r"(?P<value>(?=[\w+/=.~@!^-]{0,60}[0-9])(?=[\w+/=.~@!^-]{0,60}[A-Za-z])[A-Za-z0-9+_][\w+/=.~@!^-]{9,200})"
     r"(?![^\s'\",;\\\w+/=.~@!^-])"
 )
-"""A setting, and a value of letters and digits that is no sentence, path or reference."""
+# Letters and digits that are no path or reference.
 _LIKELY = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[^\s<>$/][^\s<>]{7,200}")
-"""Letters and digits that are no path or reference."""
 _PASSWORD = re.compile(r"[a-z][a-z0-9+.-]{1,20}://[^/\s:@'\"<>]{0,200}:([^/\s'\"<>]{1,200})@[\w.\[-]", re.IGNORECASE)
 _PLACEHOLDER = re.compile(
     r".*[{}$%].*|[*x.]+|(?:(?:my|your|the|a)[_-]?)?(?:password|passwd|pass|pwd|pw|secret|token|changeme|example)[0-9]?",
     re.IGNORECASE,
 )
+# Bytes of a file that is searched for settings; larger ones are data.
 _LARGEST_SETTINGS = 4 << 20
-"""Bytes of a file that is searched for settings; larger ones are data."""
+# Of programs and pages: addresses and values in them are mostly examples.
 _PROSE = (".py", ".pyi", ".md", ".rst", ".html", ".c", ".cc", ".cpp", ".h", ".cu", ".rs", ".go", ".js", ".ts")
-"""Of programs and pages: addresses and values in them are mostly examples."""
 
 
 def secret_by_name(name: str) -> str:

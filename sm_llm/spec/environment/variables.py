@@ -128,8 +128,8 @@ _REFERENCE = re.compile(
     r"env:[A-Za-z_][A-Za-z0-9_]*|file:[/~].*|secretsmanager:arn:[\w-]+:secretsmanager:[\w-]+:\d{12}:secret:\S+"
     r"|ssm:[\w./:-]+|k8s:[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[\w.-]+"
 )
+# A value of an argument that may be a password: no path, piece of text, placeholder or number.
 _TYPED = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[^\s<>{}$/][^\s<>{}$]{7,}")
-"""A value of an argument that may be a password: no path, piece of text, placeholder or number."""
 
 
 def conceal(tree: Tree) -> list[Issue]:

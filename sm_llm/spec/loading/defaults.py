@@ -41,6 +41,7 @@ class UserDefaults(SpecModel):
     """Whether a run's record holds the uncommitted changes of the git checkout it is launched from."""
 
 
+# Environment variable -> default; subnets and security groups are lists separated by commas.
 _VARIABLES: dict[str, Path] = {
     "SM_LLM_ROLE": ("role",),
     "SM_LLM_REGION": ("region",),
@@ -52,7 +53,6 @@ _VARIABLES: dict[str, Path] = {
     "SM_LLM_SECURITY_GROUP_IDS": ("vpc", "security_group_ids"),
     "SM_LLM_RECORD_GIT_DIFF": ("record_git_diff",),
 }
-"""Environment variable -> default; subnets and security groups are lists separated by commas."""
 
 
 @dataclass(frozen=True)

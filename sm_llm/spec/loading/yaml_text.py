@@ -29,10 +29,11 @@ _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff
 _SMALLER = "Write what the job needs and no more: a specification has a few hundred values"
 LONGEST_TEXT = 1_000_000
 """Characters of a YAML text."""
+# Digits of a whole number; what is longer is text.
 _LONGEST_NUMBER = 1000
-"""Digits of a whole number; what is longer is text."""
 
 _Scalar = tuple[str, str, str, Callable[[str], Any]]
+# Tag, pattern, possible first characters, conversion; in the order in which they are tried.
 _SCALARS: tuple[_Scalar, ...] = (
     ("null", r"(?:~|null|Null|NULL|)$", "~nN", lambda text: None),
     ("bool", r"(?:true|True|TRUE|false|False|FALSE)$", "tTfF", lambda text: text.lower() == "true"),
@@ -46,7 +47,6 @@ _SCALARS: tuple[_Scalar, ...] = (
     ),
     ("float", r"(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$", "-+.", lambda text: float(text.replace(".", ""))),
 )
-"""Tag, pattern, possible first characters, conversion; in the order in which they are tried."""
 
 
 class _TooLarge(yaml.MarkedYAMLError):

@@ -180,8 +180,8 @@ EC2's P3 page; NeuronCores from the Neuron documentation (Trn2 at its default of
 """
 
 _BY_NAME = {row.name: row for row in INSTANCES}
+# Names at least this similar (``SequenceMatcher.ratio``) may be one name with a typing error.
 _MISSPELT = 0.8
-"""Names at least this similar (``SequenceMatcher.ratio``) may be one name with a typing error."""
 
 
 def instance(name: str | None) -> Instance | None:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 Spec = TypeVar("Spec", bound=SpecModel)
 
 _COUNTABLE = 2**63
+# Keys at least this similar (``SequenceMatcher.ratio``) are one key with a typing error.
 _MISSPELT = 0.8
-"""Keys at least this similar (``SequenceMatcher.ratio``) are one key with a typing error."""
 _LIMITS = {
     "greater_than": "must be greater than {gt}",
     "greater_than_equal": "must be at least {ge}",

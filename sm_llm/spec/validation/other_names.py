@@ -81,8 +81,8 @@ OTHER_NAMES: dict[str, str] = {
 """The end of a field's path -> the names, as words of one text."""
 
 _ENDS = {name: end for end, names in OTHER_NAMES.items() for name in names.split()}
+# Keys that choose one of several classes, here or in other tools.
 _OF_CHOICES = frozenset({"kind", "type", "name", "format", "strategy", "class", "engine"})
-"""Keys that choose one of several classes, here or in other tools."""
 
 
 def other_field(key: str) -> str | None:

@@ -32,8 +32,8 @@ Checker = Callable[[S], "Iterable[Issue]"]
 
 _Checker = TypeVar("_Checker", bound=Callable[..., Any])
 
+# Blocks that a workflow has for all of its steps.
 _SHARED = ("name", "backend", "storage", "storage_options")
-"""Blocks that a workflow has for all of its steps."""
 
 
 def blocked_by(*names: str) -> Callable[[_Checker], _Checker]:

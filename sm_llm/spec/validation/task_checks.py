@@ -26,8 +26,8 @@ _MODEL = re.compile(r"steps\.[\w-]+\.output(?:/.*)?|s3://[a-z0-9][a-z0-9.-]{1,61
 _FILE = re.compile(r"(?![/-])[\w.-]+(?:/[\w.-]+)*\.(?:py|sh)")
 _MODULE = re.compile(r"-m [A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
+# Linux's MAX_ARG_STRLEN, without the closing NUL.
 _LONGEST_WORD = 131_071
-"""Linux's MAX_ARG_STRLEN, without the closing NUL."""
 _KEY = re.compile(r"[^\s=]+")
 
 

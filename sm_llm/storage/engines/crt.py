@@ -111,8 +111,8 @@ class _Listener:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._lock = threading.Lock()
+        # Of the request that is made next; requests are made by one thread.
         self.key = ""
-        """Of the request that is made next; requests are made by one thread."""
         self.checksums: dict[str, str] = {}
         self.futures: list[Future[Any]] = []
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from sm_llm.storage.base import Store
 
 
+# Times that a commit is read again because it changed meanwhile; a commit is written once, and deleted once.
 _ATTEMPTS = 10
-"""Times that a commit is read again because it changed meanwhile; a commit is written once, and deleted once."""
 _LISTINGS = 3
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from sm_llm.storage.base import Gather, Progress, Store, Transfer
     from sm_llm.storage.publication.manifest import CommitManifest, FileEntry
 
+# One fetch and two more of what arrived wrong.
 _FETCHES = 3
-"""One fetch and two more of what arrived wrong."""
 
 
 def fetch(

@@ -29,8 +29,8 @@ TRIES = 4
 MOST_SECONDS = 3600.0
 """Of all pages of one listing together."""
 _FIRST_PAUSE_SECONDS = 0.2
+# Endings of access point aliases, for which S3 may echo the name of the bucket behind.
 _ALIASES = ("-s3alias", "--ol-s3")
-"""Endings of access point aliases, for which S3 may echo the name of the bucket behind."""
 
 
 def object_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Iterator[Mapping[str, Any]]:

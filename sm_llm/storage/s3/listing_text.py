@@ -23,9 +23,10 @@ ROOTS = {
 }
 """Operation -> the root element of its answer."""
 _NAMESPACE = re.compile(r"(?:https?://s3\.amazonaws\.com/doc/2006-03-01/?)?")
+# Element of which there may be several -> what each must have once.
 _ITEMS = {"Contents": ("Key", "Size", "LastModified"), "Upload": ("Key", "UploadId", "Initiated")}
-"""Element of which there may be several -> what each must have once."""
 _SEVERAL = frozenset({*_ITEMS, "CommonPrefixes", "ChecksumAlgorithm", "Deleted", "Error"})
+# Element -> the elements in it that hold others. Keys in any other element would be hidden.
 _NESTED = {
     "ListBucketResult": frozenset({"Contents", "CommonPrefixes"}),
     "ListMultipartUploadsResult": frozenset({"Upload", "CommonPrefixes"}),
@@ -33,13 +34,13 @@ _NESTED = {
     "Contents": frozenset({"Owner", "RestoreStatus"}),
     "Upload": frozenset({"Owner", "Initiator"}),
 }
-"""Element -> the elements in it that hold others. Keys in any other element would be hidden."""
+# Of errors and of pages; other elements that are unknown may be a store's own, as long as they hold nothing.
 _REFUSED = frozenset({"Code", "Message", "html", "body"})
-"""Of errors and of pages; other elements that are unknown may be a store's own, as long as they hold nothing."""
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _TIME = re.compile(r"(?:19[7-9]|[2-9][0-9]{2})[0-9]-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?Z")
+# Characters of an answer that is something else, in the error: enough to recognise a page of a proxy.
 _SHOWN = 60
-"""Characters of an answer that is something else, in the error: enough to recognise a page of a proxy."""
+# Element -> what its text must look like, to the last character.
 _FORMS = {
     "IsTruncated": re.compile("true|false"),
     "EncodingType": re.compile("(?:url)?"),
@@ -52,7 +53,6 @@ _FORMS = {
     "LastModified": _TIME,
     "Initiated": _TIME,
 }
-"""Element -> what its text must look like, to the last character."""
 
 
 def note_problems(client: Any) -> None:

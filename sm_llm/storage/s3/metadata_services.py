@@ -21,8 +21,8 @@ _ADDRESSES = frozenset(
 _NAMES = frozenset(
     {"metadata", "metadata.google.internal", "metadata.goog", "instance-data", "instance-data.ec2.internal"}
 )
+# IPv6 addresses whose last 32 bits are one of IPv4 (RFC 4291, 7915, 6052 and 8215).
 _CARRIERS = tuple(map(ipaddress.ip_network, ("::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48")))
-"""IPv6 addresses whose last 32 bits are one of IPv4 (RFC 4291, 7915, 6052 and 8215)."""
 _OF_AWS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 
 

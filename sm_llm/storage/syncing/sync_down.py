@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from sm_llm.storage.base import Store
 
+# One fetch and two more of what arrived wrong.
 _FETCHES = 3
-"""One fetch and two more of what arrived wrong."""
 
 _SPARE_BYTES = 16 * MIB
 _WORKERS = 8

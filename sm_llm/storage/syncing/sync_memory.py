@@ -34,8 +34,8 @@ class SyncMemory:
         self._file = cache_folder(environ) / "sync" / f"{name}.json"
         found = self._read()
         self._entries: dict[str, list[str]] = found.get("equal", {})
+        # Keys of which something half-fetched may lie in the folder.
         self.begun: set[str] = set(found.get("begun", ()))
-        """Keys of which something half-fetched may lie in the folder."""
 
     def _read(self) -> dict[str, Any]:
         try:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 PUBLICATION_TIMEOUT = timedelta(hours=2)
 """How long the slowest node may take to store its part before the others give the job up."""
+# How much later than another process this one learns what went wrong in the background.
 _ECHO_SECONDS = 10.0
-"""How much later than another process this one learns what went wrong in the background."""
 
 
 class Checkpointer:

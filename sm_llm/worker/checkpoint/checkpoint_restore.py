@@ -98,8 +98,8 @@ class Fetcher:
         self._context = context
         self._store = store
         self.seconds = 0.0
+        # Bytes that lay on this node's disk and were right.
         self.local_bytes = 0
-        """Bytes that lay on this node's disk and were right."""
         self.fetched_bytes = 0
 
     def __call__(self, commit: CommitManifest, folder: Path) -> None:

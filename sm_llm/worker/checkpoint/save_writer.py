@@ -74,8 +74,8 @@ class SaveWriter:
         self._background = control
         self._publisher = publisher
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        # How long the last save took to write.
         self.seconds: float | None = None
-        """How long the last save took to write."""
         if context.place.is_node_leader:
             context.copies.adopt()
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from sm_llm.worker.runtime.collectives import ControlGroup
 
 _GIB = 2**30
+# Saves that scratch holds at most: being written, waiting, being published.
 _HELD = 3
-"""Saves that scratch holds at most: being written, waiting, being published."""
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,8 @@ END_SECONDS = 600.0
 GRACE_SECONDS = 30.0
 """After the loss of a pod the processes may still find out and report why, then they are killed."""
 _POLL_SECONDS = 0.5
+# The operator's variables; of its ranks and sizes some releases count pods, others processes (kubeflow/trainer#1947).
 _TORCHRUN_DEFAULTS = re.compile(r"PET_.*|RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT")
-"""The operator's variables; of its ranks and sizes some releases count pods, others processes (kubeflow/trainer#1947).
-"""
 
 
 @dataclass(frozen=True)

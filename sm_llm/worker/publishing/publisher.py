@@ -92,11 +92,11 @@ class Publisher:
         self._held: dict[str, Sealed] = {}
         self._waiting: Sealed | None = None
         self._busy = self._closing = False
+        # Whether the loop waits for what is held: then no training runs meanwhile.
         self.is_awaited = False
-        """Whether the loop waits for what is held: then no training runs meanwhile."""
         self.failure: Exception | None = None
+        # How long the last publication took.
         self.seconds: float | None = None
-        """How long the last publication took."""
 
     @property
     def is_busy(self) -> bool:

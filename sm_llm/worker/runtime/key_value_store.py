@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 _TIMEOUT = timedelta(seconds=10)
+# How long one host may start later than another.
 _MEETING = timedelta(minutes=15)
-"""How long one host may start later than another."""
 
 
 class KeyValueStore:

@@ -11,10 +11,10 @@ from pydantic import BaseModel, ValidationError
 from sm_llm.errors import CheckpointError, RunFailed, StorageError
 from sm_llm.storage.publication.publish import CommitManifest, Newest, Published, Rejected, Save
 
+# The classes that a message may hold, beside what JSON has and tuples of it.
 _TYPES: dict[str, type[Any]] = {
     it.__name__: it for it in (CheckpointError, CommitManifest, Newest, Published, Rejected, Save, StorageError)
 }
-"""The classes that a message may hold, beside what JSON has and tuples of it."""
 
 
 def encode(value: Any) -> str:

@@ -34,8 +34,8 @@ class StopRequests:
 
     def __init__(self, rank: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self.reason: str | None = None
+        # When the first signal came, by ``clock``; a stop file sets no limit of time.
         self.signalled_at: float | None = None
-        """When the first signal came, by ``clock``; a stop file sets no limit of time."""
         self._rank = rank
         self._clock = clock
         self._deferred = False

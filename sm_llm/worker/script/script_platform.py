@@ -28,8 +28,8 @@ PLATFORM = Path(CONTAINER_BASE)
 MODEL, OUTPUT = "model", "output"
 DATA = "data"
 INTERMEDIATE = "intermediate"
+# Files in the output folder of the platform (``SM_OUTPUT_DIR``) that toolkit, worker or a failing program write.
 _OF_THE_PLATFORM = ("failure", "success", "stopped", "orphaned.log", ".room")
-"""Files in the output folder of the platform (``SM_OUTPUT_DIR``) that toolkit, worker or a failing program write."""
 CHECKPOINTS = "checkpoints"
 """Below the container's base: where SageMaker's examples keep checkpoints."""
 

@@ -61,12 +61,12 @@ class ScriptPublisher:
         self._gather = gather
         self._checkpoints = checkpoints
         self._handover = handover
+        # The newest step that is published, or was given up.
         self._done = done
-        """The newest step that is published, or was given up."""
         self._resumed = done
         self._complete = False
+        # Why a folder could not be read, as it was reported last.
         self._read_error = ""
-        """Why a folder could not be read, as it was reported last."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 

@@ -34,8 +34,8 @@ BAD_NODE = 78
 _FIRST_PORT, _PORTS = 10_000, 20_000
 """Below the ports that kernels give to outgoing connections."""
 _POLL_SECONDS = 0.5
+# How long an unfit node waits for the others' verdicts, which decide whether the job is tried without it.
 _VERDICTS_SECONDS = 30.0
-"""How long an unfit node waits for the others' verdicts, which decide whether the job is tried without it."""
 NODES_ENVIRONMENT = "SM_LLM_NODES"
 """Nodes of the start before this one in the order of their ranks, as job.sh read them for all nodes alike."""
 

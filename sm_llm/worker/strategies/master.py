@@ -21,8 +21,8 @@ class MasterWeights:
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], compute: torch.dtype | None) -> None:
         is_apart = compute is not None and any(it.dtype != compute for it in parameters.values())
         self._copies: list[torch.nn.Parameter] = list(parameters.values()) if is_apart else []
+        # Whether the gradients of an only micro-batch stay with the copies, as they are.
         self.keeps_only_gradients = False
-        """Whether the gradients of an only micro-batch stay with the copies, as they are."""
         if not self._copies:
             self.parameters = dict(parameters)
             return

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from sm_llm.data.source import Batch
     from sm_llm.worker.device import Device
 
+    # Token ids and what each position predicts, int64 [n, seq] on the device -> fp32 scalar with its graph.
     LossSum = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """Token ids and what each position predicts, int64 [n, seq] on the device -> fp32 scalar with its graph."""
 
 
 def run_passes(

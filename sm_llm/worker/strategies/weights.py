@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from sm_llm.models.families.family import Tensor
     from sm_llm.models.weights_check import CheckedWeights
 
+# What torch takes from numpy, by bytes of an element.
 _SIGNED = {8: np.int64, 4: np.int32, 2: np.int16}
-"""What torch takes from numpy, by bytes of an element."""
 
 
 class WeightReader(Protocol):
@@ -65,8 +65,8 @@ class PretrainedWeights:
         if checked.issues:
             raise CheckpointError("\n".join(map(str, checked.issues)))
         self.folder = folder
+        # Tensors in the files that the model computes itself.
         self.unread = checked.unread
-        """Tensors in the files that the model computes itself."""
         self._tensors = checked.tensors
         self._open: dict[Path, Any] = {}
 

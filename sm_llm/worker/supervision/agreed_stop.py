@@ -24,8 +24,8 @@ SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Seconds from torchrun's SIGTERM to its SIGKILL, where torchrun takes it (torch 2.13 and newer)."""
 STOCK_SECONDS = 30.0
 """The same, in every other torchrun."""
+# For what comes after a save: leaving the process group, and Python's own end.
 _MARGIN_SECONDS = 2.0
-"""For what comes after a save: leaving the process group, and Python's own end."""
 
 
 def torchrun_seconds() -> float:

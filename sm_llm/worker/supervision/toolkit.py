@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from sm_llm.worker.context import WorkerContext
 
 _POLL_SECONDS = 0.25
+# The toolkit forces the first to ``simple``, which costs small messages their fast protocols, and the second where
+# kernels since 5.15 are slowed by it. Its NCCL_IB_DISABLE=1 stays: NCCL takes EFA's devices for InfiniBand.
 _FORCED = ("NCCL_PROTO", "RDMAV_FORK_SAFE")
-"""The toolkit forces the first to ``simple``, which costs small messages their fast protocols, and the second where
-kernels since 5.15 are slowed by it. Its NCCL_IB_DISABLE=1 stays: NCCL takes EFA's devices for InfiniBand."""
 _FILTERS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 

@@ -30,8 +30,8 @@ OWN_END_SECONDS = 4.0
 SILENT_STORE_SECONDS = 12.0
 ALARM = "alarm"
 _DONE = "done"
+# Characters of all stacks of a process in a report.
 _LONGEST_STACKS = 16_000
-"""Characters of all stacks of a process in a report."""
 
 
 class Watchdog:

@@ -50,11 +50,11 @@ SUMMARY = "precompile.json"
 _COUNT = re.compile(r"Total (graphs|successful compilations|failed compilations): *([0-9]{1,9})\b")
 _OF_TORCHRUN = re.compile(r"(LOCAL_|GROUP_|ROLE_|MASTER_|TORCHELASTIC_|PET_).*|RANK|WORLD_SIZE")
 _HERE = "127.0.0.1"
+# Keeps torchrun's store on this machine where all nodes are simulated on it.
 _LOOPBACK = "sm_llm.worker.loopback"
-"""Keeps torchrun's store on this machine where all nodes are simulated on it."""
 _POLL_SECONDS = 0.2
+# Of the time to stop, for bringing back what was compiled.
 _STOP_MARGIN_SECONDS = 15.0
-"""Of the time to stop, for bringing back what was compiled."""
 _SHOWN = 3
 _STOP = "precompile/stop"
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 RECORD = "model_package.json"
 """What the task publishes: the version's ARN and the request that made it."""
 _LEDGER = f"{LEDGERS}register/"
+# The longest ``ClientToken`` that SageMaker takes.
 _TOKEN_LENGTH = 36
-"""The longest ``ClientToken`` that SageMaker takes."""
 
 
 def run(context: WorkerContext, job: JobSpec) -> None:

@@ -44,11 +44,11 @@ BUNDLED_SOURCE = "source"
 """Folder of the code bundle with the user's program."""
 SUMMARY = "sm_llm.json"
 """File that every result has, so that a program that writes nothing has one, too."""
+# What a file of that name that the program wrote is called in the result.
 _OWN_SUMMARY = "sm_llm.program.json"
-"""What a file of that name that the program wrote is called in the result."""
 _POLL_SECONDS = 0.2
+# Of the time to stop, for publishing what the program has written last.
 _STOP_MARGIN_SECONDS = 15.0
-"""Of the time to stop, for publishing what the program has written last."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ class ScriptRunner:
         self.library_parameters = None if task.parallelism is None else task.parallelism.library_parameters(seed=0)
         self.folders = Folders.below(context.scratch / "script", task)
         self.kv_store = context.kv_store
+        # Who asked to stop.
         self.stopped: str | None = None
-        """Who asked to stop."""
+        # Packages that were installed for the program; the leader knows.
         self.installed: list[str] = []
-        """Packages that were installed for the program; the leader knows."""
         place = context.place
         if self.kv_store is None and place.world_size > 1:
             raise RunFailed("a script job of several processes needs torchrun's own store (torch 2.4 or newer)")

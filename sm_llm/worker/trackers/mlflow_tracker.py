@@ -35,8 +35,8 @@ class MlflowTracker:
         if known:
             self._client.update_run(known, status="RUNNING")
         self.uri: str | None = self._address(experiment)
+        # (name, step) -> values that MLflow has: it appends, and forgets nothing.
         self._held = self._history() if known else {}
-        """(name, step) -> values that MLflow has: it appends, and forgets nothing."""
 
     def _experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)

@@ -9,8 +9,8 @@ from sm_llm.terminal import counted
 if TYPE_CHECKING:
     from sm_llm.runs.events.events import LayersCompiled
 
+# Layers that a warning names.
 _NAMED = 4
-"""Layers that a warning names."""
 
 
 def warning(report: LayersCompiled) -> str | None:

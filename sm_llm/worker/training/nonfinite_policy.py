@@ -117,8 +117,8 @@ class NonFinitePolicy:
         self._repeated: set[int] = set()
         self._empty = 0
         self._without_labels = _Row()
+        # The message about the last judgement.
         self.message = ""
-        """The message about the last judgement."""
 
     def judge_empty(self, steps: Sequence[int]) -> None:
         """``steps`` had no label to learn from: count them, or raise ``DataError`` if the policy is to stop."""

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 _FOLDER = "restored"
 _SAVING = "saving"
 _SEALED = ".sealed"
+# Saves that must fit on the disk beside the copy: the one that is being written, and one that waits.
 _ROOM = 2
-"""Saves that must fit on the disk beside the copy: the one that is being written, and one that waits."""
 
 
 class LocalCopies:
@@ -24,10 +24,10 @@ class LocalCopies:
     """
 
     def __init__(self, root: Path) -> None:
+        # Where checkpoints lie that were fetched, or kept.
         self.folder = root / _FOLDER
-        """Where checkpoints lie that were fetched, or kept."""
+        # Where saves are written and sealed.
         self.saving = root / _SAVING
-        """Where saves are written and sealed."""
 
     def sealed(self, save_id: str) -> Path:
         """The name of a save that is complete on this disk."""

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from sm_llm.storage.base import Progress, Store
 
 _Result = TypeVar("_Result")
+# What a process may need to end beside the time for its uploads.
 _EXIT_SECONDS = 1.0
-"""What a process may need to end beside the time for its uploads."""
 
 
 class TransferAgent:
@@ -33,13 +33,13 @@ class TransferAgent:
     """
 
     def __init__(self) -> None:
+        # How long after SIGTERM the process may live; for one that begins later.
         self.grace_seconds = 120.0
-        """How long after SIGTERM the process may live; for one that begins later."""
+        # Whether the owner has to end soon, too.
         self.is_stopping: Callable[[], bool] = lambda: False
-        """Whether the owner has to end soon, too."""
         self._calls = threading.Lock()
+        # Held while a process starts, so that ``end`` finds it.
         self._starts = threading.Lock()
-        """Held while a process starts, so that ``end`` finds it."""
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._connection: Connection | None = None

@@ -25,8 +25,8 @@ SCRATCH_ENVIRONMENT = "SM_LLM_POD_SCRATCH"
 POD_ENVIRONMENT = "SM_LLM_POD_NAME"
 NODE_PROGRAM = "sm_llm/worker/kubeflow/node.py"
 FETCH_SCRIPT = "fetch_code.py"
+# The training line of ``worker.training.step_metrics``.
 _LOSS_LINE = r".*\bLoss: (\S+).*"
-"""The training line of ``worker.training.step_metrics``."""
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ _MODELS: dict[str, type[BaseModel]] = {
     "HyperPodPyTorchJob": HyperPodPyTorchJob,
     "ConfigMap": ConfigMap,
 }
+# Of a ConfigMap's data.
 _MOST_BYTES = 1 << 20
-"""Of a ConfigMap's data."""
+# In the name of a resource that is a device.
 _EXTENDED = "/"
-"""In the name of a resource that is a device."""
 
 
 def manifest_issues(manifest: Mapping[str, Any]) -> list[Issue]:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 MOST_BYTES = 4 << 20
 """Of one pod in one answer; the rest comes with the next."""
 _SECONDS = len("2026-11-29T10:00:00")
+# Beside a copy: which part of which container's log it holds already.
 _SEEN = ".seen-"
-"""Beside a copy: which part of which container's log it holds already."""
+# The API server's answer for a container without a log yet, and for a pod that is gone.
 _NOT_STARTED = (400, 404)
-"""The API server's answer for a container without a log yet, and for a pod that is gone."""
 
 
 @dataclass

@@ -25,8 +25,8 @@ CONDITIONS = {
     "Failed": RunState.FAILED,
 }
 """Types of a job's conditions; what is not here is shown raw."""
+# HyperPod's operator has names of its own for some.
 _HYPERPOD = {"Completed": "Succeeded", "Complete": "Succeeded", "Starting": "Created", "Pending": "Created"}
-"""HyperPod's operator has names of its own for some."""
 _DEADLINE = re.compile(r"DeadlineExceeded|active longer than specified deadline")
 
 WAITS = {

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 MAX_RESTARTS = 20
 HANG_MINUTES, FIRST_STEP_MINUTES = 30, 120
+# NeuronCores of a Neuron device, as the runtime counts them.
 _CORES_OF_DEVICE = {"trn1": 2, "trn1n": 2, "trn2": 4}
-"""NeuronCores of a Neuron device, as the runtime counts them."""
 _NVIDIA, _NEURON, _NEURON_CORES = "nvidia.com/gpu", "aws.amazon.com/neurondevice", "aws.amazon.com/neuroncore"
 _EFA = "vpc.amazonaws.com/efa"
 

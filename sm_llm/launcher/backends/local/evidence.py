@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from sm_llm.runs.run_paths import RunPaths
 
 _LINES = 600
+# A process that a signal ended, in torchrun's own summary.
 _SUMMARY = re.compile(r"\s*rank\s+: ([0-9]{1,9}) \(local_rank: [0-9]+\)\s+exitcode\s+: -([0-9]{1,4}) ")
-"""A process that a signal ended, in torchrun's own summary."""
+# What torchrun sends to the others of a node once one has failed: no cause of anything.
 _ASKED = (signal.SIGTERM, signal.SIGINT)
-"""What torchrun sends to the others of a node once one has failed: no cause of anything."""
 
 
 def evidence(paths: RunPaths, job: JobFile, ended: Ended, *, interrupted: bool) -> Evidence:

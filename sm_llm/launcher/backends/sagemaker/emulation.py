@@ -47,6 +47,7 @@ _GROUP = "homogeneousCluster"
 _INTERFACE = "lo"
 _DAY = 86_400
 _STAND_IN_TYPE = "ml.m5.2xlarge"
+# What a request needs of an account; nothing here reads it.
 _STAND_IN: dict[str, Any] = {
     "role": "arn:aws:iam::000000000000:role/rehearsal",
     "region": "us-east-1",
@@ -54,7 +55,6 @@ _STAND_IN: dict[str, Any] = {
     "image_uri": "rehearsal",
     "max_run_seconds": _DAY,
 }
-"""What a request needs of an account; nothing here reads it."""
 
 
 def issues(job: JobSpec) -> list[Issue]:

@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
 _ANY_ROLE = "arn:aws:iam::123456789012:role/any"
 _ANY_REGION = "us-east-1"
+# The training toolkit's own.
 _MASTER_PORT = "7777"
-"""The training toolkit's own."""
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from sm_llm.launcher.backend import ClusterNode
 
 _FIELDS = ("JobID", "State", "Reason", "RestartCnt", "StartTime", "NodeList", "Comment", "WorkDir")
+# In no name of a node, and in no comment of ours.
 _SEPARATOR = "\x1f"
-"""In no name of a node, and in no comment of ours."""
 _FRESH_SECONDS = 2.0
 _INVALID = "Invalid job id"
 _JOB = re.compile(r"^([0-9]+)(?:;\S+)?$", re.MULTILINE)
 _NO_ACCOUNTING = "accounting storage is disabled"
+# Of one log in one answer; the rest comes with the next.
 _MOST_LOG_BYTES = 4 << 20
-"""Of one log in one answer; the rest comes with the next."""
 
 _LOG = re.compile(r"job\.log|node-[0-9]{1,6}\.log")
 _END = re.compile(r"(?P<kind>outcome|failure|stopped)-(?P<restart>[0-9]{1,9})(?:-(?P<node>[0-9]{1,6}))?(?:\.json)?")

@@ -9,11 +9,11 @@ from sm_llm.launcher.backend import ClusterNode
 FIELDS = ("NodeList", "StateLong", "Gres", "GresUsed", "Reason")
 """What ``sinfo`` is asked for."""
 
+# ``gpu:8``, ``gpu:h100:8(S:0-1)`` or ``neuron:16``: type and sockets may be missing.
 _ACCELERATORS = re.compile(r"(?:^|,)(?:gpu|neuron[a-z]*)(?::(?!\d+\b)[^,:()]+)?:(\d+)")
-"""``gpu:8``, ``gpu:h100:8(S:0-1)`` or ``neuron:16``: type and sockets may be missing."""
 _USABLE = ("idle", "mixed", "allocated", "completing")
+# Reasons by which HyperPod's health checks, or an administrator, ask for a node's replacement or reboot.
 _ACTIONS = {"action:replace": "being replaced", "action:reboot": "being rebooted"}
-"""Reasons by which HyperPod's health checks, or an administrator, ask for a node's replacement or reboot."""
 
 
 def node_of(fields: list[str]) -> ClusterNode:

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 SIGNAL_SECONDS = 180
 MAX_REQUEUES = 20
+# NeuronCores of a Neuron device, as the runtime counts them.
 _CORES_OF_DEVICE = {"trn1": 2, "trn1n": 2, "trn2": 4}
-"""NeuronCores of a Neuron device, as the runtime counts them."""
+# pyxis separates mounts by : and , and writes each into a line of enroot's fstab, in which blanks separate fields.
 _NOT_MOUNTABLE = re.compile(r"[\s:,\\$]")
-"""pyxis separates mounts by : and , and writes each into a line of enroot's fstab, in which blanks separate fields."""
+# An argument or variable that is one absolute path, or ``NAME=PATH``.
 _PATH = re.compile(r"(?:--?[\w.-]+=|[\w.-]+=)?(/[^\s:;,=]+)")
-"""An argument or variable that is one absolute path, or ``NAME=PATH``."""
+# Folders that every image has of its own.
 _OF_IMAGES = ("/bin", "/dev", "/etc", "/lib", "/opt", "/proc", "/sbin", "/sys", "/usr", "/var")
-"""Folders that every image has of its own."""
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ COMMAND_SECONDS = 120.0
 _CONNECT_SECONDS = 30
 _PERSIST_SECONDS = 120
 _SSH_FAILED = 255
+# Slurm's commands are often on the PATH of login shells alone: /etc/profile.d of HyperPod and ParallelCluster.
 _LOGIN_SHELL = ("bash", "-lc")
-"""Slurm's commands are often on the PATH of login shells alone: /etc/profile.d of HyperPod and ParallelCluster."""
 _MARK = "--- output of sm_llm ---"
+# What a profile prints comes before the mark, and the command's own output behind it.
 _RUN = 'printf "%s\\n" "$0"; exec "$@"'
-"""What a profile prints comes before the mark, and the command's own output behind it."""
 _CHANGED = "HOST IDENTIFICATION HAS CHANGED"
+# A Unix socket's path has 107 characters at most, and ssh adds some while it makes one.
 _LONGEST_SOCKET = 100
-"""A Unix socket's path has 107 characters at most, and ssh adds some while it makes one."""
 
 
 class NoAnswer(QueryError):

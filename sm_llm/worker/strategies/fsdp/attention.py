@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 NAME = "sm_llm_causal"
 BLOCK_DEVICES = ("cuda",)
 """Where a window is computed by FlexAttention: on CPUs it is slower than a mask."""
+# Dimension of the sequence in [batch, heads, sequence, channels].
 _SEQUENCE = 2
-"""Dimension of the sequence in [batch, heads, sequence, channels]."""
 
 
 class CausalAttention:
@@ -44,10 +44,10 @@ class CausalAttention:
         self._takes_blocks = context is None and device.type in BLOCK_DEVICES and not drops
         self._length = 0
         self._mask: torch.Tensor | None = None
+        # Instead of a mask, where a window is computed by FlexAttention.
         self._blocks: Any = None
-        """Instead of a mask, where a window is computed by FlexAttention."""
+        # Place of each token of this process in its whole sequence, [sequence].
         self.positions = torch.empty(0)
-        """Place of each token of this process in its whole sequence, [sequence]."""
         self._rings = context is not None and device.type == "cuda" and window is None
         if self._rings:
             _enable_rings()

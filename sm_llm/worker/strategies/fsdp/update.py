@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from sm_llm.worker.strategies.master import MasterWeights
 
+# Added to the norm that gradients are clipped by, as ``torch.nn.utils.clip_grads_with_norm_`` does.
 _NORM_EPS = 1e-6
-"""Added to the norm that gradients are clipped by, as ``torch.nn.utils.clip_grads_with_norm_`` does."""
 
 
 class Update(Protocol):

@@ -16,8 +16,8 @@ from sm_llm.worker.training.nonfinite_policy import flag_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+# Added to the norm that gradients are clipped by, as ``torch.nn.utils.clip_grads_with_norm_`` does.
 _CLIP_EPS = 1e-6
-"""Added to the norm that gradients are clipped by, as ``torch.nn.utils.clip_grads_with_norm_`` does."""
 
 
 class ShardedAdamW(torch.optim.Optimizer):
@@ -36,8 +36,8 @@ class ShardedAdamW(torch.optim.Optimizer):
         self._max_norm: float | None = None
         self._targets: torch.Tensor | int = 1
         first = self.param_groups[0]["params"][0]
+        # How many steps were applied, an fp32 scalar.
         self.step_count = torch.zeros((), dtype=torch.float32, device=first.device)
-        """How many steps were applied, an fp32 scalar."""
         for _, parameter in self._parameters():
             self.state[parameter] = {it: torch.zeros_like(parameter) for it in ("exp_avg", "exp_avg_sq")}
 

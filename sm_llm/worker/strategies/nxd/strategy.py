@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from sm_llm.worker.process_info import ProcessInfo
     from sm_llm.worker.strategies.weights import WeightReader
 
+# From here on selective checkpointing computes the feed-forward block again as well, as AWS's scripts do.
 _LONG_SEQUENCE = 8192
-"""From here on selective checkpointing computes the feed-forward block again as well, as AWS's scripts do."""
 
 
 class NxdStrategy:

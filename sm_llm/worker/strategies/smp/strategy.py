@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from sm_llm.worker.process_info import ProcessInfo
     from sm_llm.worker.strategies.weights import WeightReader
 
+# Degrees that a checkpoint of each process's own shards is bound to.
 _KEPT = ("shard_degree", "tensor_parallel_degree", "expert_parallel_degree")
-"""Degrees that a checkpoint of each process's own shards is bound to."""
 
 
 class SmpStrategy:

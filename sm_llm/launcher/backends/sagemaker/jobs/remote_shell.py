@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.aws_account import AwsAccount
 
+# The one secondary status in which the containers can be entered.
 _RUNNING = "Training"
-"""The one secondary status in which the containers can be entered."""
 
 
 def session_command(native_id: str, node: int, connect: Callable[[str], AwsAccount]) -> list[str]:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from sm_llm.spec.loading.overrides import Override
 
 LONGEST_DEFINITION = 1 << 20
+# Characters of a ClientRequestToken, by the service's model.
 _SHORTEST_TOKEN = 32
-"""Characters of a ClientRequestToken, by the service's model."""
 _EXECUTION = re.compile(r"arn:[\w-]+:sagemaker:(?P<region>[\w-]+):\d*:pipeline/.+/execution/.+")
 
 

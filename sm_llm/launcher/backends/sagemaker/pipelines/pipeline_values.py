@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sm_llm.spec.validation.runner import Checker
 
 _GET = "Parameters."
+# Issues of a value by itself: its effect on the steps adds no further issue.
 _OWN = (
     "pipeline-variable-unknown",
     "pipeline-value-not-a-choice",
@@ -30,7 +31,6 @@ _OWN = (
     "pipeline-value-not-a-number",
     "pipeline-value-not-boolean",
 )
-"""Issues of a value by itself: its effect on the steps adds no further issue."""
 
 
 def spelt(value: Any) -> str:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 _TAG, _LONGEST = "Tags.*.Value", 256
 _GET = "Parameters."
+# In place of what only an execution knows.
 _EXECUTION_ID = "x" * 12
-"""In place of what only an execution knows."""
 
 
 def part_problem(text: str) -> str | None:

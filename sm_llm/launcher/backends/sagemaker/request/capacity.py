@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 _GB = 10**9
+# Saves that a node holds at most: one is written, one waits, one is published (docs/publication.md).
 _SAVES = 3
-"""Saves that a node holds at most: one is written, one waits, one is published (docs/publication.md)."""
 _FP32 = 4
+# For packages, caches and logs.
 _OTHER_GB = 10
-"""For packages, caches and logs."""
 _NVME_VOLUME_GB = 30
 _EBS_VOLUME_GB = 100
 
@@ -118,11 +118,11 @@ LONGEST_SECONDS = 28 * 86_400
 QUOTA_SECONDS = 5 * 86_400
 """What an account may ask for at most, until its quota is raised."""
 _HOUR = 3600
+# A slow run still reaches this share of the peak (published anchors: 0.33 to 0.68 on A100 and H100).
 _LOW_MFU = 0.20
-"""A slow run still reaches this share of the peak (published anchors: 0.33 to 0.68 on A100 and H100)."""
 _ROOM = 2.0
+# For pulling the image, staging inputs, loading weights and publishing the result.
 _START_SECONDS = 2 * _HOUR
-"""For pulling the image, staging inputs, loading weights and publishing the result."""
 _SPOT_WAIT_SECONDS = 86_400
 
 

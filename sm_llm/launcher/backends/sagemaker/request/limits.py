@@ -147,6 +147,7 @@ def _python_pattern(pattern: str) -> str:
     return pattern
 
 
+# Path in the request -> field of the specification.
 _FIELDS = {
     "TrainingJobName": "name",
     "RoleArn": "backend.role",
@@ -168,17 +169,16 @@ _FIELDS = {
     "Environment": "environment",
     "Tags": "backend.tags",
 }
-"""Path in the request -> field of the specification."""
 
+# Lists of the request that are mappings in the specification, and what names an entry.
 _NAMED = {"InputDataConfig": "ChannelName", "Tags": "Key"}
-"""Lists of the request that are mappings in the specification, and what names an entry."""
 
+# Entries of our own, and the fields that they follow from.
 _OWN = {
     ("InputDataConfig", JOB_CHANNEL): "storage",
     ("Tags", RUN_TAG): "storage",
     ("Tags", NAME_TAG): "backend.base_job_name",
 }
-"""Entries of our own, and the fields that they follow from."""
 
 _REMEDIES = {
     "backend.role": "Give the whole ARN: arn:aws:iam::ACCOUNT:role/NAME",

@@ -56,8 +56,8 @@ def job_name(run_id: str, attempt: int, base: str | None = None) -> str:
     return f"{normalised(head)[: LONGEST - len(tail)].rstrip('-')}{tail}".strip("-")
 
 
+# Exponents whole, and what a run that has gone wrong prints. Rather nothing than a part of ``1,234.5``.
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|[-+]?inf)(?![\w,.])"
-"""Exponents whole, and what a run that has gone wrong prints. Rather nothing than a part of ``1,234.5``."""
 
 METRICS: dict[str, str] = {
     "train:loss": rf"\bLoss: {_NUMBER}",
@@ -88,8 +88,8 @@ def metric_definitions() -> list[dict[str, str]]:
 
 
 CODE = "/opt/ml/code"
+# A suffix begins with a letter: ``rows.jsonl`` is a file, ``Llama-3.1-8B`` and ``v1.5`` are folders.
 _FILE = re.compile(r"\.[A-Za-z]\w*$")
-"""A suffix begins with a letter: ``rows.jsonl`` is a file, ``Llama-3.1-8B`` and ``v1.5`` are folders."""
 
 
 def mounted(job: JobSpec) -> dict[str, Input]:

@@ -44,8 +44,8 @@ _REFUSED_VARIABLES = {
 }
 _WARNED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "HOME")
 _OWN_TAGS = "sm_llm:"
+# Of an id of EC2, behind the hyphen.
 _DIGITS = re.compile(r"[0-9a-f]+")
-"""Of an id of EC2, behind the hyphen."""
 
 
 def unusable_issues(job: JobSpec, found: JobSettings) -> list[Issue]:

@@ -119,6 +119,7 @@ def _is_tags(value: Any) -> bool:
 _TEXT = ("text", lambda value: isinstance(value, str))
 _TEXTS = ("a list of texts", _is_texts)
 _FLAG = ("true or false", lambda value: isinstance(value, bool))
+# What the SDK's schema wants of the values that are read here, in words and as a test.
 _SHAPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "RoleArn": _TEXT,
     "VpcConfig.Subnets": _TEXTS,
@@ -130,7 +131,6 @@ _SHAPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "Environment": ("a mapping", lambda value: isinstance(value, dict)),
     "Tags": ("a list of mappings with Key and Value", _is_tags),
 }
-"""What the SDK's schema wants of the values that are read here, in words and as a test."""
 
 
 def _places(environ: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
@@ -184,6 +184,7 @@ def _leaves(block: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield path, value
 
 
+# Our setting -> where the SDK's defaults keep it.
 _BORROWED = {
     "role": "RoleArn",
     "subnets": "VpcConfig.Subnets",
@@ -192,7 +193,6 @@ _BORROWED = {
     "output_kms_key_id": "OutputDataConfig.KmsKeyId",
     "volume_kms_key_id": "ResourceConfig.VolumeKmsKeyId",
 }
-"""Our setting -> where the SDK's defaults keep it."""
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from sm_llm.spec.loading.load import Loaded
     from sm_llm.spec.loading.overrides import Override
 
+# Arguments of which the job has entries of its own; what a user gives comes on top.
 _MAPPINGS = ("environment", "hyperparameters")
-"""Arguments of which the job has entries of its own; what a user gives comes on top."""
 _NAMED_BY_PIPELINES = (
     "backend.base_job_name and job_name: SageMaker Pipelines names the jobs of its steps itself, unless the pipeline "
     "has PipelineDefinitionConfig(use_custom_job_prefix=True)"
@@ -147,8 +147,8 @@ def pytorch() -> Any:
     return PyTorch
 
 
+# Stands for the SDK's class, which comes after ours among the bases of the estimator.
 _SDK: Any = object
-"""Stands for the SDK's class, which comes after ours among the bases of the estimator."""
 
 
 class _OfRuns(_SDK):  # type: ignore[misc]

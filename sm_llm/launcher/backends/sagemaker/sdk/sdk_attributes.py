@@ -16,11 +16,11 @@ from sm_llm.spec.validation.fields import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+# What the SDK itself changes between two jobs; no request follows from it.
 _OF_THE_SDK = (
     "_compiled_models", "_current_job_name", "deploy_instance_type", "jobs", "latest_training_job", "tensorboard_app",
     "uploaded_code",
 )  # fmt: skip
-"""What the SDK itself changes between two jobs; no request follows from it."""
 OF_RUNS = (
     "_address", "_arguments", "_built", "_first", "_fitted", "_given", "_is_fitting", "_more_tags", "_source",
     "_staged",

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sm_llm.spec.loading.overrides import Override
     from sm_llm.spec.validation.runner import Checker
 
+# Attribute of an estimator that ``HyperparameterTuner`` drops -> where it was given, and what a tuning job does.
 _LOST = {
     "keep_alive_period_in_seconds": ("backend.keep_alive_period_in_seconds", "keeps no warm pool"),
     "training_plan": ("backend.training_plan_arn", "cannot run in a training plan"),
@@ -50,7 +51,6 @@ _LOST = {
     "_enable_session_tag_chaining": ("enable_session_tag_chaining", "chains no session tags"),
     "instance_placement_config": ("instance_placement_config", "places no instances"),
 }
-"""Attribute of an estimator that ``HyperparameterTuner`` drops -> where it was given, and what a tuning job does."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _S3 = "DataSource.S3DataSource."
 _FILE_SYSTEM = "DataSource.FileSystemDataSource."
 _PIPE_ONLY = "works in Pipe mode only, which no task reads"
+# Setting of a channel -> values that work for our own tasks, and for a script; None is any, () is none.
 _SETTINGS: dict[str, tuple[tuple[str, ...] | None, tuple[str, ...] | None]] = {
     f"{_S3}S3Uri": (None, None),
     f"{_S3}S3DataType": (("S3Prefix", "ManifestFile"), ("S3Prefix", "ManifestFile")),
@@ -33,9 +34,8 @@ _SETTINGS: dict[str, tuple[tuple[str, ...] | None, tuple[str, ...] | None]] = {
     "InputMode": (("File", "FastFile"), ("File", "FastFile")),
     "ContentType": ((), None),
 }
-"""Setting of a channel -> values that work for our own tasks, and for a script; None is any, () is none."""
+# All distributions that the service has: where each of them works, a pipeline variable does.
 _EVERY_DISTRIBUTION = {"FullyReplicated", "ShardedByS3Key"}
-"""All distributions that the service has: where each of them works, a pipeline variable does."""
 _WHY = {
     "InputMode": "Pipe mode gives a named pipe, and tasks read files",
     f"{_S3}S3DataDistributionType": "gives every node other files, and every process reads all rows",

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.loading.overrides import Override
 
+# Arguments whose keys are names.
 _NAMED_BY_KEY = ("environment", "hyperparameters")
-"""Arguments whose keys are names."""
 _KEEP = "Keep one of the two"
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 _METRICS = "AlgorithmSpecification.MetricDefinitions"
+# Argument -> its place in the request.
 _PLACES = {
     "enable_infra_check": "InfraCheckConfig.EnableInfraCheck",
     "enable_sagemaker_metrics": "AlgorithmSpecification.EnableSageMakerMetricsTimeSeries",
@@ -20,7 +21,6 @@ _PLACES = {
     "instance_placement_config": "ResourceConfig.InstancePlacementConfig",
     "metric_definitions": _METRICS,
 }
-"""Argument -> its place in the request."""
 
 
 def passed_issues(passed: Mapping[str, Any], own_metrics: Sequence[Mapping[str, str]]) -> Iterator[Issue]:

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 _OPERATION = "CreateHyperParameterTuningJob"
 _PLACE = "HyperParameterTuningJobConfig.ParameterRanges.CategoricalParameterRanges.*"
 _KINDS = ("Continuous", "Integer", "Categorical")
+# A range of so many whole numbers is tried as a whole.
 _MOST_VALUES = 64
-"""A range of so many whole numbers is tried as a whole."""
+# Quota of the service; its model has a limit for each kind of range alone.
 _MOST_RANGES = 30
-"""Quota of the service; its model has a limit for each kind of range alone."""
+# End of the codes of warnings of a value that the job does not read.
 _UNREAD = "-without-effect"
-"""End of the codes of warnings of a value that the job does not read."""
+# Where in a continuous range a value is tried, beside its ends: no round number.
 _INSIDE = (math.sqrt(5) - 1) / 2
-"""Where in a continuous range a value is tried, beside its ends: no round number."""
+# Combinations of values that are tried; with more, each value is tried with the first and the last of the others.
 _MOST_TRIALS = 32
-"""Combinations of values that are tried; with more, each value is tried with the first and the last of the others."""
 
 
 def range_issues(ranges: Mapping[Any, Any], given: Mapping[str, Any]) -> Iterator[Issue]:

@@ -21,8 +21,8 @@ from sm_llm.terminal import say
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+# Names of a user's own metrics that are hardly to be maximised.
 _SMALL_IS_GOOD = re.compile(r"loss|perplexity|ppl|error|(?:^|[^a-z])[cw]er(?:[^a-z]|$)", re.IGNORECASE)
-"""Names of a user's own metrics that are hardly to be maximised."""
 
 
 def watch_tuners() -> None:
