@@ -282,7 +282,7 @@ class TaskKind:
     worker: str
     """``module:function`` that runs it in a job."""
     starts_ranks: bool = False
-    """Whether it uses all processes of ``compute``; the others use one process."""
+    """Whether it uses all processes of ``compute``, by torch; the others use one process, and load no torch."""
     starts_them_itself: bool = False
     """Whether those are processes of its own: it is started once per node."""
     packages: tuple[str, ...] = ()

@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from sm_llm.errors import Issue, warning
 from sm_llm.spec.job_machines import machines
 from sm_llm.spec.machines.neuron_releases import MAINTENANCE, RELEASES
-from sm_llm.spec.tasks import (
-    ConvertTask,
-    FetchTask,
-    PrecompileTask,
-    PrepareTask,
-    RegisterTask,
-    TrainTask,
-    parallelism_of,
-)
+from sm_llm.spec.tasks import TASK_KINDS, parallelism_of, training_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -145,9 +137,8 @@ def line_of(job: JobSpec) -> Line:
     if parallelism is not None and parallelism.image_stack is not None:
         return parallelism.image_stack
     row = next(iter(machines(job)), None)  # groups of several kinds are refused
-    # These tasks load no torch, so the small CPU image will do where no GPU is paid for.
-    needs_no_torch = isinstance(job.task, PrepareTask | FetchTask | ConvertTask | RegisterTask)
-    if needs_no_torch and (row is None or not row.is_neuron):
+    # What runs in one process loads no torch, so the small CPU image will do where no GPU is paid for.
+    if not TASK_KINDS[job.task.kind].starts_ranks and (row is None or not row.is_neuron):
         return "cpu" if row is None or not row.is_gpu else "gpu"
     if row is None:
         return "gpu"
@@ -164,7 +155,7 @@ def choose(job: JobSpec, version: str | None) -> Image | Issue:
     line = line_of(job)
     # The worker does not run with an older Python, whatever the task.
     known = [it for it in rows(line) if _numbers(it.python) >= MINIMUM_PYTHON]
-    oldest = MINIMUM_TORCH[line] if isinstance(job.task, TrainTask | PrecompileTask) else (0,)
+    oldest = MINIMUM_TORCH[line] if training_of(job.task) is not None else (0,)
     wanted = (it for it in known if it.version == version or (version is None and _numbers(it.torch) >= oldest))
     row = next(wanted, None)
     path = "backend.image_version"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import RunFailed
 from sm_llm.runs.events.checkpoints import NothingDone
+from sm_llm.runs.events.events import AttemptStarted
 from sm_llm.storage.hub.hub_ledger import LEDGERS
 from sm_llm.storage.publication.publish import find_final
 from sm_llm.storage.publication.result import POINTER, RESULT, leave_pointer
@@ -14,9 +15,21 @@ from sm_llm.storage.stored_names import usable
 from sm_llm.storage.uri import join
 from sm_llm.terminal import quoted
 from sm_llm.worker.publishing.publish_final import announce
+from sm_llm.worker.versions import versions
 
 if TYPE_CHECKING:
     from sm_llm.worker.context import WorkerContext
+
+
+def begins_alone(context: WorkerContext) -> bool:
+    """Whether this process does the work of a task of one process, whose attempt is logged then.
+
+    The others have nothing to do, and neither has an attempt after one that was killed once it had published.
+    """
+    if not context.place.is_leader:
+        return False
+    context.emit(AttemptStarted(context.place.world_size, "cpu", None, versions()))
+    return not is_published(context)
 
 
 def begin_anew(context: WorkerContext, reason: str) -> None:

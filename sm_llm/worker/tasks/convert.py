@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.convert.api import convert
-from sm_llm.runs.events.events import AttemptStarted, Progress
+from sm_llm.runs.events.events import Progress
 from sm_llm.spec.tasks import ConvertTask
-from sm_llm.worker.checkpoint.earlier import is_published
+from sm_llm.worker.checkpoint.earlier import begins_alone
 from sm_llm.worker.publishing.publish_final import publish_final
-from sm_llm.worker.versions import versions
 
 if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec
@@ -34,11 +33,7 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     """
     task = job.task
     assert isinstance(task, ConvertTask)
-    if not context.place.is_leader:
-        return
-    context.emit(AttemptStarted(context.place.world_size, "cpu", None, versions()))
-    # An attempt that was killed after the commit has nothing left to do.
-    if is_published(context):
+    if not begins_alone(context):
         return
     # Not ``result_folder``, which begins empty: a conversion continues with the files that are finished.
     folder = context.scratch / _FOLDER

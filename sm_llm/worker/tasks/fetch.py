@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import StorageError
-from sm_llm.runs.events.events import AttemptStarted
 from sm_llm.spec.tasks import FetchTask
 from sm_llm.storage.hub.hub_addresses import parse_hub
 from sm_llm.storage.hub.hub_fetch import StoreTarget, bring_files, select
@@ -15,10 +14,9 @@ from sm_llm.storage.publication.manifest import PartManifest, Save
 from sm_llm.storage.syncing.selection import Selection
 from sm_llm.storage.uri import open_store
 from sm_llm.terminal import counted
-from sm_llm.worker.checkpoint.earlier import is_published
+from sm_llm.worker.checkpoint.earlier import begins_alone
 from sm_llm.worker.inputs.hub_source import FetchReporter, report_source
 from sm_llm.worker.publishing.publish_final import announce
-from sm_llm.worker.versions import versions
 
 if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec
@@ -35,12 +33,9 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     """
     task = job.task
     assert isinstance(task, FetchTask)
-    if not context.place.is_leader:
+    if not begins_alone(context):
         return
-    context.emit(AttemptStarted(context.place.world_size, "cpu", None, versions()))
     store = open_store(context.job.run_uri, job.storage_options.model_dump())
-    if is_published(context):
-        return
     ledger = Ledger(store, ledger_prefix(task.source))
     # A branch of the hub may move between two attempts: all of them fetch the commit that the first one saw.
     snapshot = ledger.pin(parse_hub(task.source))

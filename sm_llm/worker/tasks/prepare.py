@@ -6,11 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.data.prepare.prepare_rows import prepare
-from sm_llm.runs.events.events import AttemptStarted, DataPrepared, Progress
+from sm_llm.runs.events.events import DataPrepared, Progress
 from sm_llm.spec.tasks import PrepareTask
-from sm_llm.worker.checkpoint.earlier import is_published
+from sm_llm.worker.checkpoint.earlier import begins_alone
 from sm_llm.worker.publishing.publish_final import publish_final, result_folder
-from sm_llm.worker.versions import versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,11 +24,7 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     """Prepare ``job.task`` (its sources are local). One process works; the others have nothing to do."""
     task = job.task
     assert isinstance(task, PrepareTask)
-    if not context.place.is_leader:
-        return
-    context.emit(AttemptStarted(context.place.world_size, "cpu", None, versions()))
-    store = context.store
-    if is_published(context):
+    if not begins_alone(context):
         return
     folder = result_folder(context)
     account = prepare(task, folder, _Reporter(context))
@@ -37,7 +32,7 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     for message in _worth_a_notice(account):
         context.notice(message, level="warning")
     meta = {"kind": "rows", "seq_length": task.seq_length, "spec_digest": context.job.spec_digest}
-    publish_final(context, store, folder, lambda value: [value], meta)
+    publish_final(context, context.store, folder, lambda value: [value], meta)
 
 
 def _worth_a_notice(account: Mapping[str, Any]) -> list[str]:

@@ -9,15 +9,13 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import RunFailed
-from sm_llm.runs.events.events import AttemptStarted
 from sm_llm.spec.tasks import RegisterTask
 from sm_llm.storage.hub.hub_ledger import LEDGERS, Ledger
 from sm_llm.storage.publication.result import result_address
 from sm_llm.storage.uri import is_s3
-from sm_llm.worker.checkpoint.earlier import is_published
+from sm_llm.worker.checkpoint.earlier import begins_alone
 from sm_llm.worker.publishing.own_record import region_of
 from sm_llm.worker.publishing.publish_final import publish_final, result_folder
-from sm_llm.worker.versions import versions
 
 if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec
@@ -38,10 +36,7 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     """
     task = job.task
     assert isinstance(task, RegisterTask)
-    if not context.place.is_leader:
-        return
-    context.emit(AttemptStarted(context.place.world_size, "cpu", None, versions()))
-    if is_published(context):
+    if not begins_alone(context):
         return
     address = result_address(task.model, job.storage_options.model_dump())
     if not is_s3(address):
