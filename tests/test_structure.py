@@ -60,6 +60,23 @@ sm_llm.launch("llama-2-7b-fsdp", *fields, dry_run=True)
 print(sum(name.partition(".")[0] == "sm_llm" for name in sys.modules))
 """
 
+PURE = """
+import os, sys
+sys.dont_write_bytecode = True
+import sm_llm
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+EFFECTS = ("os.mkdir", "os.rename", "os.remove", "os.fork", "os.posix_spawn", "subprocess.Popen", "socket.connect")
+def heed(event, arguments):
+    if event in EFFECTS or (event == "open" and arguments[2] & WRITES):
+        print(event, arguments[0])
+sys.addaudithook(heed)
+fields = ("backend.role=arn:aws:iam::123456789012:role/x", "storage=s3://bucket-x/x")
+sm_llm.plan("llama-2-7b-fsdp", *fields)
+sm_llm.launch("llama-2-7b-fsdp", *fields, dry_run=True)
+sm_llm.launch("smoke", dry_run=True)
+"""
+"""Prints what of a plan or a dry run writes, starts or contacts anything; Python itself reports it."""
+
 
 @cache
 def trees() -> dict[str, ast.Module]:
@@ -280,6 +297,15 @@ def test_imports_at_the_top_are_seen() -> None:
         "try:\n    from sagemaker.x import y\nexcept ImportError:\n    pass\ndef f():\n    import mlflow\n"
     )
     assert loaded_at_once(ast.parse(source)) == {"torch", "typing", "sagemaker"}
+
+
+def test_plans_and_dry_runs_write_start_and_contact_nothing(tmp_path: Path) -> None:
+    environ = {**os.environ, "AWS_CONFIG_FILE": os.devnull, "AWS_DEFAULT_REGION": "us-east-1"}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")]))
+    argv = [sys.executable, "-c", PURE]
+    assert subprocess.check_output(argv, cwd=tmp_path, env=environ, text=True, timeout=120) == ""
+    noisy = [*argv[:2], PURE + "open('x', 'w')"]
+    assert subprocess.check_output(noisy, cwd=tmp_path, env=environ, text=True, timeout=120) == "open x\n"
 
 
 def fake(**sources: str) -> Iterator[tuple[str, ast.Module]]:
