@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec
     from sm_llm.spec.validation.runner import Checker
 
+# Stand-ins of the right form, so that limits of the service are checked although the account is not known.
 _ANY_ROLE = "arn:aws:iam::123456789012:role/any"
 _ANY_REGION = "us-east-1"
 # The training toolkit's own.
@@ -87,11 +88,13 @@ def decide(plan: Plan) -> Decisions:
     except PlanError as error:
         return Decisions(None, None, None, None, program, error.issues)
     issues = setting_issues(found)
+    # The table has an address for each region; a missing region is an issue of its own already.
     image, address = _image(job, found.region or _ANY_REGION, issues)
     limit = time_limit(job, plan.total_flops)
     known = limit if isinstance(limit, TimeLimit) else None
     assumed = SageMakerTarget(
         settings=replace(found, role=found.role or _ANY_ROLE, region=found.region or _ANY_REGION),
+        # Nothing is checked of this text: why there is no address is among the issues.
         image_uri=address or "image",
         image=image,
         is_stock=options.image == "stock",
@@ -132,6 +135,7 @@ def _command(job: JobSpec) -> tuple[tuple[str, ...], ...]:
     return tuple((*first, *((*place, str(node)) if nodes > 1 else ()), program) for node in range(nodes))
 
 
+# As long as the end of a real run id, so that limits on lengths are checked with the length they will have.
 _STAND_IN_RUN = "-20000101-000000-0000"
 
 
@@ -222,6 +226,7 @@ def check_network(it: Decided) -> Iterator[Issue]:
 
 def check_request_use(it: Decided) -> Iterator[Issue]:
     """What works in a request, but is probably not meant."""
+    # Only of a request that can be sent: a warning about a stand-in would mislead.
     if it.decisions.target is not None:
         yield from _request_warnings(it.plan.job, it.decisions.target)
 
@@ -263,6 +268,7 @@ def _stand_in(job: JobSpec) -> RunLocation:
     """The place of a run, with an id and a digest that only the launch knows."""
     run_id = f"{job.name}{_STAND_IN_RUN}"
     run_uri = f"{job.storage.rstrip('/')}/{run_id}"
+    # 64 zeros: a SHA-256 of the bundle, whose digest is known only once it is packed.
     code = f"{job.storage.rstrip('/')}/bundles/{'0' * 64}/sourcedir.tar.gz"
     return RunLocation(run_id, run_uri, 1, code, f"{run_uri}/job/attempt-1/")
 

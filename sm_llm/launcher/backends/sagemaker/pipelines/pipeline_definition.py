@@ -39,10 +39,13 @@ if TYPE_CHECKING:
     from sm_llm.spec.validation.runner import Checker
 
 REGISTER = "register"
+# The only version of the definition language that the service documents.
 VERSION = "2020-12-01"
+# Limits of CreateTrainingJob: entries of HyperParameters and characters of a value.
 _MOST_HYPERPARAMETERS = 100
 _LONGEST_HYPERPARAMETER = 2500
 _MOST_DAYS = 3650
+# As many digits as request_digest gives, so that lengths that are checked do not change.
 _STAND_IN = "0" * 12
 _STEP = "steps."
 _EXPERIMENT = {
@@ -102,6 +105,7 @@ class PipelineDefinition:
 
     def _step(self, step: PipelineStep) -> dict[str, Any]:
         shown: dict[str, Any] = {"Name": step.name, "Type": "Training", "Arguments": step.arguments}
+        # Stated, because a dependency is not visible to the service where an address is fixed text.
         if step.after:
             shown["DependsOn"] = list(step.after)
         if self.cache_days is not None:
@@ -260,6 +264,7 @@ def _training(
         address = _path(places[step])
         hyperparameters[RUN_HYPERPARAMETER] = _text(address)
         request["Tags"] = [{**tag, "Value": address} if tag["Key"] == RUN_TAG else tag for tag in request["Tags"]]
+    # A step of a pipeline must not have one: the service names the job of each execution.
     del request["TrainingJobName"]
     return PipelineStep(step, request, job_file, tuple(after), uploads)
 
@@ -277,6 +282,7 @@ def _rendered(workflow: WorkflowSpec, plan: Plan) -> tuple[str, dict[str, Any], 
     name = f"{plan.step}-{request_digest(job.spec_digest, sent.request)}"
     request = json.loads(json.dumps(sent.request).replace(stand_in, name))
     uploads = {
+        # The bundle is compressed and named by its content; no file of it knows the run.
         uri.replace(stand_in, name): body if uri.endswith(".gz") else body.replace(stand_in.encode(), name.encode())
         for uri, body in sent.uploads.items()
     }
@@ -298,6 +304,7 @@ def _with_registration(workflow: WorkflowSpec, register: Register) -> WorkflowSp
         raise PlanError([Issue("register-argument-invalid", "register", "is not a Register", given, remedy)])
     if register.step not in workflow.steps:
         raise PlanError([Issue("register-step-unknown", "register.step", "there is no such step", register.step)])
+    # The name is that of the added step, and a key of the workflow's mapping.
     if REGISTER in workflow.steps:
         raise PlanError(
             [

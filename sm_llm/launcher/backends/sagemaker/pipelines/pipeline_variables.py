@@ -16,6 +16,7 @@ from sm_llm.spec.validation.fields import did_you_mean
 
 TYPES: dict[type, str] = {bool: "Boolean", int: "Integer", float: "Float", str: "String"}
 """Type of a default -> type of the parameter."""
+# The form of a parameter's name in the definition language.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,256}")
 _STEP = "steps."
 
@@ -70,6 +71,7 @@ def _variable(workflow: WorkflowSpec, name: str, dotted: str) -> Variable | Issu
         return Issue(
             "variable-name-invalid", where, "a variable's name has letters, digits, hyphens and underscores only", name
         )
+    # A short path such as max_steps is taken where it names one field alone, as for overrides.
     whole, issue = resolved(WorkflowSpec, tuple(dotted.split(".")), workflow.model_dump())
     if issue is not None:
         return Issue(
@@ -97,6 +99,7 @@ def _variable(workflow: WorkflowSpec, name: str, dotted: str) -> Variable | Issu
                 did_you_mean(key, keys),
             )
         value = value[key]
+    # The type of a parameter follows from its default, and null has none.
     if type(value) not in TYPES:
         remedy = "Give it a value in the workflow: text, a number, or true or false"
         return Issue("variable-without-default", where, "has no default", dotted, remedy)

@@ -11,6 +11,7 @@ from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping
 
+# The address is a tag of the job, which is the narrower limit: a key in S3 takes 1,024 bytes.
 _TAG, _LONGEST = "Tags.*.Value", 256
 _GET = "Parameters."
 # In place of what only an execution knows.
@@ -53,6 +54,7 @@ def address_issues(
                 where = f"{'values' if name in values else 'variables'}.{name}"
                 message = f"is part of the address of the run of step {step['Name']}, and {problem}"
                 yield Issue("pipeline-value-not-an-address", where, message, texts[name], "Give another value")
+        # The service joins the parts only in an execution; here with the values they will have.
         whole = "/".join(it if isinstance(it, str) else texts.get(_variable(it), _EXECUTION_ID) for it in parts)
         if used and not reported and (problem := length_problem(whole)) is not None:
             message = f"the address of the run of step {step['Name']} {problem}"

@@ -52,6 +52,7 @@ def _others(value: Any) -> Iterator[Any]:
     if isinstance(value, bool):
         yield not value
     elif isinstance(value, int | float):
+        # Two other numbers, because one of them may happen to lead to the same launch.
         yield from (value + 1, value + 2)
     elif value is None:
         yield 1

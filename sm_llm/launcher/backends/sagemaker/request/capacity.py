@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 _GB = 10**9
 # Saves that a node holds at most: one is written, one waits, one is published (docs/publication.md).
 _SAVES = 3
+# The final model and the weights to start from are counted in fp32, the largest form that they are written in.
 _FP32 = 4
 # For packages, caches and logs.
 _OTHER_GB = 10
+# The SDK's own default size: types with NVMe disks use those for /opt/ml, so a larger volume would hold nothing.
 _NVME_VOLUME_GB = 30
 _EBS_VOLUME_GB = 100
 
@@ -41,6 +43,7 @@ def held_bytes(plan: Plan) -> tuple[int, int]:
     if plan.model is None or not isinstance(task, TrainTask):
         return 0, 0
     weights = plan.model.parameters * _FP32
+    # A checkpoint is sharded: every node writes an equal part of it.
     share = plan.model.checkpoint_bytes // plan.job.compute.instance_count
     start = weights if isinstance(task.start, PretrainedStart) else 0
     # At the least a save and the final model lie there one after the other; at the most all saves and the model at
@@ -87,6 +90,7 @@ def _remedy(path: str, most: int) -> str:
 def network_warnings(plan: Plan, found: JobSettings, *, has_requirements: bool) -> Iterator[Issue]:
     """Packages that a job in a private network could not get."""
     options = SageMakerOptions.of(plan.job)
+    # Without subnets of the user's the containers reach the internet through SageMaker's own network.
     if not found.subnets or options.wheelhouse is not None:
         return
     line = line_of(plan.job)
@@ -120,9 +124,11 @@ QUOTA_SECONDS = 5 * 86_400
 _HOUR = 3600
 # A slow run still reaches this share of the peak (published anchors: 0.33 to 0.68 on A100 and H100).
 _LOW_MFU = 0.20
+# Twice the time of a slow run: a limit that is never reached costs nothing, one that is too short ends the job.
 _ROOM = 2.0
 # For pulling the image, staging inputs, loading weights and publishing the result.
 _START_SECONDS = 2 * _HOUR
+# A day of waiting for spot capacity, on top of the work.
 _SPOT_WAIT_SECONDS = 86_400
 
 
@@ -145,6 +151,7 @@ def time_limit(job: JobSpec, total_flops: float | None) -> TimeLimit | Issue:
         peak = slowest_flops(job)
         if total_flops is None or peak is None:
             remedy = "Give the seconds after which the job is ended whatever it does, for example 86400"
+            # No guess: the service's default of one day would end a long training without a word.
             problem = "the plan does not know how long this takes, and the service's own default is one day"
             # The time of a training follows from what is wrong with it, and from machines that are not known.
             known = ("compute.instance_type", "backend.instance_groups") if total_flops is not None else ()
@@ -166,6 +173,7 @@ def time_issues(plan: Plan) -> Iterator[Issue]:
     limit, until_stop = options.max_run_seconds, options.seconds_until_stop
     if limit is None or until_stop is None or not isinstance(task, TrainTask):
         return
+    # Half of the limit is the least that seconds_until_stop leaves to the work, and the other half must hold a save.
     path, least = "backend.max_run_seconds", math.ceil(2 * options.stop_seconds)
     step, publishing = _step_seconds(plan), _publish_seconds(plan)
     if limit < least:
@@ -221,12 +229,14 @@ def _publish_seconds(plan: Plan) -> float:
     rows = machines(plan.job)
     if plan.model is None or not rows:
         return 0.0
+    # The slowest node decides: a checkpoint is published when the last part of it is.
     rate = min(row.network_gbps for row in rows) * 1e9 / 8
     return plan.model.checkpoint_bytes / (plan.job.compute.instance_count * rate)
 
 
 def _derived(total_flops: float, peak: float, devices: int) -> tuple[int, str]:
     work = total_flops / (devices * peak * _LOW_MFU)
+    # Whole hours: the number stays the same over small changes of a specification, and so does the request.
     seconds = min(LONGEST_SECONDS, math.ceil((_START_SECONDS + _ROOM * work) / _HOUR) * _HOUR)
     reason = (
         f"{total_flops:.3g} FLOP / ({devices} x {peak:.3g} FLOP/s x {_LOW_MFU:.0%} MFU) = {work / _HOUR:.1f} h; "

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 TEE = "PET_TEE"
 """Stands for torchrun's ``--tee``, in whose command line the training toolkit lets nobody write."""
+# Named after MPI, and read by the toolkit's torchrun launcher as well.
 _PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
 
 
@@ -38,6 +39,7 @@ def distribution(job: JobSpec) -> Distribution:
         return Distribution(None, parameters, environment)
     estimator: dict[str, Any] = {"torch_distributed": {"enabled": True}}
     hyperparameters: dict[str, Any] = {"sagemaker_torch_distributed_enabled": True}
+    # As the SDK's estimator sends it, which a test compares; of instance groups it sends none.
     if job.compute.instance_type is not None:
         hyperparameters["sagemaker_instance_type"] = job.compute.instance_type
     if mp_parameters is not None:
@@ -55,6 +57,7 @@ def distribution(job: JobSpec) -> Distribution:
 
 def _log_environment(job: JobSpec) -> dict[str, str]:
     """Of several processes torchrun labels the lines: CloudWatch has one stream for all of a host."""
+    # 3 means both streams of every rank: standard output and standard error.
     return {TEE: "3", **LINE_PREFIX} if starts_ranks(job.task) and job.compute.processes > 1 else {}
 
 

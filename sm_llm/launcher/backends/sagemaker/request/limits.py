@@ -22,6 +22,8 @@ _JAVA = {r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s", r"\p{Alnum}": "A-Za-
 
 def limit_issues(request: dict[str, Any], operation: str = "CreateTrainingJob") -> Iterator[Issue]:
     """Every limit that a request breaks, by its path in the request (``ResourceConfig.InstanceCount``)."""
+    # botocore's own validator checks types, required members and minimums alone: maxima, patterns and choices, which
+    # are in its model as well, are refused only by the service, after the uploads.
     yield from _walk(_input_shape(operation), request, "")
 
 
@@ -126,6 +128,7 @@ def _text(shape: Any, text: Any, path: str, what: str = "") -> Iterator[Issue]:
         yield Issue("request-text-expected", path, "is no text", text)
         return
     pattern = shape.metadata.get("pattern")
+    # The form first: a text of another form says nothing by its length.
     if pattern and not _matches(pattern, text):
         yield Issue("request-text-form", path, f"{what}does not have the form {pattern}", text)
     else:
@@ -142,6 +145,7 @@ def _matches(pattern: str, text: str) -> bool:
 
 
 def _python_pattern(pattern: str) -> str:
+    # Replaced as text: no pattern of the operations that are checked escapes a class in another way.
     for java, python in _JAVA.items():
         pattern = pattern.replace(java, python)
     return pattern
@@ -202,6 +206,7 @@ def _named(issue: Issue, request: Mapping[str, Any]) -> Issue:
     field = _FIELDS[prefix]
     rest = issue.path[len(prefix) :]
     if rest and prefix in _NAMED:
+        # The path has the position in the list, and the user wrote a name.
         entry = request[prefix][int(rest.split(".")[1])][_NAMED[prefix]]
         if own := _OWN.get((prefix, entry)):
             return replace(issue, path=own)

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec
 
 
+# CreateTrainingJob takes at most 63 letters, digits and hyphens as TrainingJobName.
 LONGEST = 63
+# The end of a run id of ours: day, time and four random digits; the step of a workflow may follow.
 _STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}(?:-.*)?$")
 
 
@@ -39,6 +41,7 @@ def normalised(text: str) -> str:
 
 def base_in_names(base: str) -> str:
     """How a base begins the names of jobs: normalised, and cut where the run's time and digits follow."""
+    # Any time of the right form: only its length decides where the base is cut.
     tail = "-20260101-000000-0000"
     return job_name(f"x{tail}", 1, base).removesuffix(f"{tail}-1")
 
@@ -126,6 +129,7 @@ def _channel(name: str, value: Input) -> dict[str, Any]:
                 "FileSystemAccessMode": value.access_mode,
             }
         }
+        # No InputMode: a file system is mounted, and its files are read as they are.
         return {"ChannelName": name, "DataSource": source}
     wanted = value if isinstance(value, S3Input) else S3Input(uri=value)
     uri = _closed(wanted.uri) if wanted.data_type == "S3Prefix" else wanted.uri
@@ -146,6 +150,7 @@ def _replace(value: Any, places: Mapping[str, str]) -> Any:
     if isinstance(value, list):
         return [_replace(item, places) for item in value]
     if isinstance(value, str):
+        # Compared by whole path components, so that s3://b/run-1 does not match s3://b/run-10.
         for uri, folder in places.items():
             base = uri.rstrip("/")
             if value.rstrip("/") == base or value.startswith(f"{base}/"):
@@ -177,6 +182,7 @@ RUN_TAG = "sm_llm:run"
 ATTEMPT_TAG = "sm_llm:attempt"
 NAME_TAG = "sm_llm:name"
 """Tag with the name as it was given, before it was made fit for the service."""
+# logging.INFO: with WARNING the toolkit would not print the command that it starts.
 _LOG_LEVEL = 20
 
 
@@ -258,6 +264,7 @@ def with_locations(job: JobSpec, target: SageMakerTarget, given: RunLocation) ->
     options, settings = SageMakerOptions.of(job), target.settings
     name = job_name(given.run_id, given.attempt, options.base_job_name)
     return {
+        # A copy, because one target serves every attempt of a run and every execution of a pipeline.
         **copy.deepcopy(target.request),
         "TrainingJobName": name,
         "InputDataConfig": channels(job, given.job_folder),
@@ -274,6 +281,7 @@ def _environment(job: JobSpec, options: SageMakerOptions, target: SageMakerTarge
 
 
 def _algorithm(options: SageMakerOptions, target: SageMakerTarget) -> dict[str, Any]:
+    # File is the mode of channels that name none, such as the one with job.json.
     algorithm: dict[str, Any] = {"TrainingImage": target.image_uri, "TrainingInputMode": "File"}
     if options.metric_definitions:
         algorithm["MetricDefinitions"] = metric_definitions()
@@ -352,6 +360,7 @@ def _switches(options: SageMakerOptions, settings: JobSettings) -> dict[str, Any
     """Parts of the request that are there only when they are wanted."""
     switches: dict[str, Any] = {}
     if settings.subnets:
+        # Absent unless asked for: an empty VpcConfig is refused, and so are empty lists in it.
         switches["VpcConfig"] = {
             "Subnets": list(settings.subnets),
             "SecurityGroupIds": list(settings.security_group_ids),

@@ -199,6 +199,7 @@ def _image_issues(path: str, image: str, match: re.Match[str], region: str) -> I
             image,
             f"Write ….dkr.ecr.{region}.{suffix}/…",
         )
+    # Another account is the user's own registry, which may hold an image in any region.
     elif match["account"] in DLC_ACCOUNTS.values() and match["account"] != published:
         where = f"there they are of account {published}" if published else "none are known to be published there"
         problem = f"account {match['account']} publishes no AWS images in {region}; {where}"
@@ -291,6 +292,7 @@ def _content_problems(job: JobSpec, options: SageMakerOptions, image: AwsImage) 
     """(problem, remedy) of what is in the image."""
     trains = isinstance(job.task, TrainTask | PrecompileTask)
     oldest = MINIMUM_TORCH[line_of(job)]
+    # One problem is enough: a wrong image has another Python and another PyTorch, too.
     if "inference" in image.repository:
         yield "is an image for inference, without SageMaker's training toolkit", _REMEDY
     elif trains and not image.has_torch:
@@ -333,6 +335,7 @@ def address_issues(job: JobSpec) -> Iterator[Issue]:
         message = _image_problem(job.task.image_uri)
         remedy = "Write ACCOUNT.dkr.ecr.REGION.amazonaws.com/REPOSITORY:TAG"
         yield Issue("register-image-not-in-ecr", "task.image_uri", message, job.task.image_uri, remedy)
+    # Parsed as an address, by the same rules as every other bucket.
     if options.bucket is not None and _bucket(f"s3://{options.bucket}") != options.bucket:
         named = _bucket(options.bucket)
         remedy = f"Write {named}" if named else "Write its name alone: lower-case letters, digits, dots and hyphens"

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sm_llm.spec.machines.hardware import Instance
 
 
+# botocore raises ProfileNotFound for a profile that it finds in no file, before any request.
 _NO_FILE = "names a profile of files that the container does not have"
 _REFUSED_VARIABLES = {
     "CUDA_VISIBLE_DEVICES": ("would hide GPUs from the processes of a node", "Set compute.processes_per_instance"),
@@ -150,6 +151,7 @@ def _is_loopback(endpoint: str) -> bool:
         return host.rstrip(".").lower() == "localhost" or host.lower().endswith(".localhost")
 
 
+# Kinds of references that only this machine, or a pod, can resolve.
 _LOCAL_SECRETS = ("env:", "file:", "k8s:")
 
 
@@ -213,6 +215,7 @@ def _limit_issues(job: JobSpec, limit: TimeLimit) -> Iterator[Issue]:
             limit.max_run,
             remedy,
         )
+    # MaxWaitTimeInSeconds bounds waiting and running together, and must be at least MaxRuntimeInSeconds.
     if options.max_wait_seconds is None:
         return
     if options.max_wait_seconds > LONGEST_SECONDS:
@@ -287,6 +290,7 @@ def _group_issues(job: JobSpec, groups: Sequence[InstanceGroup]) -> Iterator[Iss
         problem = "all groups must have the same kind of accelerator, for the nodes run one image"
         seen = ", ".join(f"{name} has {kind}" for kind, name in kinds.items())
         yield Issue("group-accelerators-differ", "backend.instance_groups", problem, seen, "Give groups of one kind")
+    # The type decides processes, image and network settings, so it must be one that a node really has.
     if rows and job.compute.instance_type not in machine_types(job):
         problem = "has no effect: no instance group is of this type"
         remedy = f"Write {rows[0].name}, or another type of the groups"
@@ -309,6 +313,7 @@ def _strategy_issues(job: JobSpec, options: SageMakerOptions) -> Iterator[Issue]
             problem = f"the {row.accelerator or 'CPU'} of {row.name} has no fp8"
             yield Issue("compute-format-unsupported-by-gpu", "task.precision.compute", problem, "fp8", "Use bf16")
     image, marker = options.image_uri, parallelism.image_marker
+    # A built image has a name of the user's own, from which nothing follows.
     if image is not None and options.image == "stock" and marker is not None and marker not in image:
         problem = f"this image does not hold the library of strategy {parallelism.strategy}"
         remedy = f"Use an image of {marker} (leave image_uri out), or image: built for one made from it"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec
 
 
+# The SDK's own variables for the files that stand in for its two default ones.
 _ADMIN, _USER = "SAGEMAKER_ADMIN_CONFIG_OVERRIDE", "SAGEMAKER_USER_CONFIG_OVERRIDE"
 _FILE = "config.yaml"
 _SESSION_CONFIG = "sagemaker_session.sagemaker_config"
@@ -46,6 +47,7 @@ def session_defaults(config: Mapping[str, Any] | None) -> Iterator[None]:
 
     The SDK fills in what a call leaves out from the session's configuration alone, which may come from anywhere.
     """
+    # A context variable: two sessions may be used by two threads of one process.
     token = _SESSION.set(config)
     try:
         yield
@@ -62,6 +64,7 @@ def read_sdk_defaults(environ: Mapping[str, str] = os.environ) -> SdkDefaults:
     config = _SESSION.get()
     if config is None:
         return _of_files(environ)
+    # Only the block SageMaker: the rest of a configuration is not about training jobs.
     own = _merged([(_SESSION_CONFIG, config.get("SageMaker") or {})], _SESSION_CONFIG)
     try:
         files = _of_files(environ)
@@ -149,12 +152,14 @@ def _places(environ: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
 
 
 def _read(place: str, is_named: bool) -> str | None:
+    # The SDK takes an address in S3 for either file, too.
     if place.startswith("s3://"):
         return _read_s3(place)
     file = Path(place) / _FILE if Path(place).is_dir() else Path(place)
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        # Only the default files may be missing. One that a variable names was meant to be read.
         if not is_named and isinstance(error, FileNotFoundError | NotADirectoryError):
             return None
         raise PlanError(
@@ -166,6 +171,7 @@ def _read_s3(place: str) -> str:
     from sm_llm.storage.uri import open_store
 
     folder, _, name = place.rpartition("/")
+    # An address that does not name a YAML file is a folder with config.yaml, as the SDK infers.
     if not name.endswith((".yaml", ".yml")):
         folder, name = place.rstrip("/"), _FILE
     body = open_store(folder).get(name)

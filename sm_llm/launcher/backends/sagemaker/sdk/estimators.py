@@ -100,12 +100,14 @@ def estimator(
     from sm_llm.launcher.planner import load_whole
 
     kind = _estimator_class()
+    # Before any estimator exists: a tuner or a pipeline of the SDK's own class may get it next.
     watch_tuners()
     watch_pipelines()
     refuse(run(ESTIMATOR_CHECKERS, EstimatorCall(pytorch(), sagemaker_session, kwargs)))
     own, rest = as_fields(kwargs)
     refuse(run(FIELD_CHECKERS, GivenFields(own, rest.get("hyperparameters"), overrides, fields or {})))
     with defaults_of(sagemaker_session):
+        # Arguments of the SDK come last, and a value given twice was refused above.
         loaded = _job(load_whole(spec, overrides, {**(fields or {}), **own}))
         plan = planned(loaded)
     session = without_telemetry(sagemaker_session or _session(plan))
@@ -148,6 +150,7 @@ def pytorch() -> Any:
 
 
 # Stands for the SDK's class, which comes after ours among the bases of the estimator.
+# The SDK is imported only when an estimator is made: its import takes about three seconds.
 _SDK: Any = object
 
 
@@ -236,6 +239,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
             self._staged = begun.reading(specified(inputs))
         self._adopt()
         self._built = attributes(self)
+        # From now on another fit is another run, even if the job could not be created.
         self._fitted = True
         name = job_name or self._staged.request["TrainingJobName"]
         if in_pipeline:
@@ -279,6 +283,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
     @contextmanager
     def fitting(self) -> Iterator[None]:
         """Inside, the SDK may prepare a job: ``fit``, ours or a tuner's, has checked and completed the inputs."""
+        # Restored rather than cleared: a tuner's fit may enclose ours.
         before, self._is_fitting = self._is_fitting, True
         try:
             yield
@@ -356,6 +361,7 @@ def _unusable(name: str, why: str, instead: str) -> Any:
 
 def _with(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     both: dict[str, Any] = {name: {**(own[name] or {}), **(given.get(name) or {})} or None for name in _MAPPINGS}
+    # By name, the user's last: the service refuses a name that is defined twice.
     rules = [*(own["metric_definitions"] or []), *(given.get("metric_definitions") or [])]
     both["metric_definitions"] = list({it["Name"]: it for it in rules}.values()) or None
     return {**own, **given, **both}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from sm_llm.spec.job import JobSpec
 
+# Settings are named by their path in an entry of InputDataConfig.
 _S3 = "DataSource.S3DataSource."
 _FILE_SYSTEM = "DataSource.FileSystemDataSource."
 _PIPE_ONLY = "works in Pipe mode only, which no task reads"
@@ -107,6 +108,7 @@ def input_issues(job: JobSpec, inputs: Mapping[Any, Any], *, has_network: bool) 
                 "channel-name-is-variable", "inputs", problem, getattr(name, "expr", name), "Write the name itself"
             )
             continue
+        # Our own channel: fit adds it, and a tuner hands it back to us.
         if name == JOB_CHANNEL:
             continue
         path = f"inputs.{name}"
@@ -175,6 +177,7 @@ def _unread(job: JobSpec, name: str, read: set[str], uri: Any) -> Issue:
 
 
 def _uri(value: Any) -> Any:
+    # TrainingInput and FileSystemInput of the SDK keep the request's form in this attribute.
     config = getattr(value, "config", None) or {}
     uri = value if isinstance(value, str) else config.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
     return uri if isinstance(uri, str) else "URI"
@@ -220,6 +223,7 @@ def _group_issues(path: str, config: Mapping[str, Any], groups: Sequence[str]) -
 def _leaves(config: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
     """Dotted name and value of every setting; ``ShuffleConfig`` is one."""
     for key, value in config.items():
+        # Only these hold settings of their own; a list or ShuffleConfig is the value of one setting.
         if key in ("DataSource", "S3DataSource", "FileSystemDataSource"):
             yield from _leaves(value, f"{above}{key}.")
         else:

@@ -43,6 +43,7 @@ def as_fields(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     fields, rest = {}, {}
     for name, value in kwargs.items():
         effect = EFFECTS[name]
+        # A variable has no value yet that a field could hold, so it goes to the SDK as it is.
         if effect.kind == "passed" or (effect.kind == "field" and is_variable(value)):
             rest[name] = value
         elif effect.kind == "field" and value is not None:
@@ -84,6 +85,7 @@ def argument_issues(kind: Any, kwargs: Mapping[str, Any]) -> Iterator[Issue]:
         else:
             yield from _name_issues(name, value)
             yield from _group_issues(value) if name == "instance_groups" else ()
+    # VpcConfig takes both lists or neither, so one cannot come from the specification and one from a pipeline.
     network = {name: is_variable(kwargs[name]) for name in ("subnets", "security_group_ids") if kwargs.get(name)}
     if len(set(network.values())) == 2:
         variable, fixed = sorted(network, key=lambda it: not network[it])
@@ -104,6 +106,7 @@ def twice_issues(
 
     ``arguments`` are the fields that arguments of the SDK stand for.
     """
+    # Their issues are reported where the specification is loaded; here only paths are compared.
     changes = [*parse_overrides(overrides)[0], *parse_fields(fields)[0]]
     given = {".".join(path): "an override" for path, _ in changes}
     for path in _leaves(arguments):
@@ -179,6 +182,7 @@ def _tag_issues(tags: list[Any]) -> Iterator[Issue]:
                 shown(tag),
                 "Write {'Key': …, 'Value': …}",
             )
+    # Keys that are variables are reported by _name_issues.
     keys = [tag["Key"] for tag in tags if isinstance(tag, dict) and isinstance(tag.get("Key"), str)]
     for key in sorted({it for it in keys if keys.count(it) > 1}):
         yield Issue("tag-repeated", "tags", f"the key {key!r} is given {keys.count(key)} times", remedy="Keep one")
@@ -260,6 +264,7 @@ def hyperparameter_issues(submission: Submission, plan: Plan, given: Mapping[str
         problem = "is a hyperparameter of sm_llm or the training toolkit: it follows from the specification"
         remedy = "Leave it out; storage, task, compute and task.parallelism are the fields it follows from"
         yield Issue("hyperparameter-reserved", f"hyperparameters.{name}", problem, shown(given[name]), remedy)
+    # A reserved name makes the request another one, so nothing more can be said about the rest.
     if reserved:
         return
     named = [*_variable_issues(submission.job.spec, [name for name, value in given.items() if is_variable(value)])]
@@ -267,6 +272,7 @@ def hyperparameter_issues(submission: Submission, plan: Plan, given: Mapping[str
     refused = {issue.path for issue in named}  # their default values would be refused once more
     given = {name: value for name, value in given.items() if f"hyperparameters.{name}" not in refused}
     try:
+        # The SDK writes every value as JSON, and the worker reads it as JSON: this is what both will see.
         texts = {name: json.dumps(value) for name, value in map(_usual, given.items()) if not is_variable(value)}
     except (TypeError, ValueError) as error:
         yield Issue(
@@ -283,6 +289,7 @@ def hyperparameter_issues(submission: Submission, plan: Plan, given: Mapping[str
             path = issue.path.replace("HyperParameters", "hyperparameters", 1)
             yield replace(issue, path=path, remedy="Set it in the specification: a job file has no such limit")
     try:
+        # The same function as in the worker: what passes here passes there.
         _, changes = applied(submission.job, texts)
         if not too_long:
             yield from _launch_issues(plan, changes)

@@ -224,6 +224,7 @@ def _tried(value: Any) -> list[Any]:
 
 
 def _trials(tried: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    # Every combination of a few values; of many, each range alone with the others at their ends.
     if math.prod(map(len, tried.values())) <= _MOST_TRIALS:
         yield from (dict(zip(tried, values, strict=True)) for values in itertools.product(*tried.values()))
         return

@@ -48,6 +48,7 @@ class Staged:
         name = loaded.spec.name
         if not is_pipeline:
             return cls.named(generate_run_id(name), loaded, plan)
+        # The digest in the name follows the request, so a first one is rendered under a provisional name.
         sent = cls.named(f"{name}-{loaded.digest[:12]}", loaded, plan).request  # for its code and image
         return cls.named(f"{name}-{request_digest(loaded.digest, sent)}", loaded, plan, in_pipeline=True)
 
