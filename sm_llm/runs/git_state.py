@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _DIFF_BYTES = 1 << 20
 # Of the changes that are searched for secrets, of which the record holds fewer.
 _READ_BYTES = 4 << 20
+# A checkout on a slow network disk must not hold up a launch: the record is then without its state.
 _SECONDS = 10.0
 # A checkout's own configuration could start programs: hooks, a file system monitor, diff drivers, transports for
 # objects that a partial clone lacks.
@@ -27,7 +28,9 @@ _INERT = (
     "-c", "protocol.allow=never", "--no-optional-locks", "--no-pager",
 )  # fmt: skip
 _FIXED = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
+# Not required and empty: git takes the file as it is.
 _NO_FILTER = {"clean": "", "process": "", "required": "false"}
+# Scope, NUL, name: the user's own configuration (global, system) is trusted and does not match.
 _FILTER = re.compile(rb"(?:local|worktree)\0(filter\.[^\n]+)\.(?:clean|process|smudge|required)(?:\n|$)", re.IGNORECASE)
 _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all")
 
@@ -49,6 +52,7 @@ def git_state(
     folder: Path, *, with_diff: bool = True, run: Callable[..., subprocess.CompletedProcess[bytes]] = subprocess.run
 ) -> GitState | None:
     """Commit and uncommitted diff of the checkout around ``folder``; None outside one or without git."""
+    # None as well in a repository without a commit, which has nothing to compare with.
     commit = _git(folder, ["rev-parse", "HEAD"], run)
     top = _git(folder, ["rev-parse", "--show-toplevel"], run)
     if commit is None or top is None:
@@ -88,6 +92,7 @@ def _is_secret(root: Path, name: str) -> bool:
 
 def _without_own_filters(root: Path, run: Callable[..., Any]) -> dict[str, str]:
     """Variables that switch off the filters which the checkout's own configuration defines; the user's stay."""
+    # NUL separates, because a value may hold line ends.
     listing = _git(root, ["config", "--show-scope", "--null", "--get-regexp", r"^filter\..*"], run) or b""
     parts = listing.split(b"\0")
     entries = [b"\0".join(pair) for pair in zip(parts[::2], parts[1::2], strict=False)]  # scope, then name and value

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KEY = "alive"
+# Five beats fit into SILENT_SECONDS, so that a few lost ones do not end a run.
 BEAT_SECONDS = 15.0
 SILENT_SECONDS = 75.0
 """Without a sign of life for so long, by the store's clock, an attempt is taken for dead."""
@@ -29,6 +30,7 @@ CONFIG: dict[str, Any] = {
     "retries": {"mode": "standard", "total_max_attempts": 2},
 }
 """Of beats: a store that hangs for some seconds costs one of them, and the next comes long before silence is death."""
+# Of a conditional write: each failure means that another writer stored a beat in between.
 _TRIES = 5
 
 
@@ -93,6 +95,7 @@ class Heartbeat:
 def _attempt_in(body: bytes) -> int:
     try:
         number = json.loads(body)["attempt"]
+    # Anybody who may write to the storage may have stored this: it is data, and may be nested too deep to parse.
     except (ValueError, KeyError, TypeError, RecursionError):
         return 0
     return number if type(number) is int and number <= MOST_ATTEMPTS else 0

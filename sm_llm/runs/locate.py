@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sm_llm.runs.run_record import RunRecord
     from sm_llm.runs.run_store import RunStore
 
+# Requests for run records in flight at a time: each takes a round trip, and little of the processor.
 _READERS = 16
 _SHOWN = 8
 _REACHED = "reached.json"

@@ -11,6 +11,7 @@ from sm_llm.terminal import counted
 if TYPE_CHECKING:
     from pathlib import Path
 
+# A run.json of another program does not have it.
 _RUN_ID = b'"run_id"'
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ATTEMPTS = 5
+# Readable by everybody, unlike the lock file itself.
 _LOCKS = Path("/proc/locks")
 _POLL_SECONDS = 0.01
 # Whoever may open a file, if only to read it, may lock it for ever.

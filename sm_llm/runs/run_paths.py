@@ -47,6 +47,7 @@ STOP_FILE = "stop"
 STEPS = "steps"
 """The folder, in a workflow's, of its steps' own."""
 _OF_ATTEMPT = re.compile(r"(?:events|logs|local)/attempt-([0-9]{1,9})[-/]")
+# Only these names are copied from S3 into a folder of this machine: others in the storage may be anybody's.
 _GROWING = re.compile(
     r"events/attempt-[0-9]{1,9}-[A-Za-z0-9-]{1,64}\.jsonl|logs/attempt-[0-9]{1,9}/[A-Za-z0-9_-][\w.-]{0,99}"
 )

@@ -77,6 +77,7 @@ def _is_text_or_none(value: object) -> bool:
 
 
 _Name = Annotated[str, AfterValidator(_plain_name)]
+# Bounded, because numbers of a record are shown as dates and added up: any value that passes must not raise there.
 _Moment = Annotated[float, Field(ge=0, le=LATEST)]
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Number = Annotated[int, Field(ge=1, le=MOST_ATTEMPTS)]
@@ -218,6 +219,7 @@ class RunRecord(_Block):
 
     def with_attempt(self, attempt: Attempt) -> RunRecord:
         """This record with ``attempt`` added, or put in place of the one with its number; the outcome follows it."""
+        # Records are frozen: every change is a new one, which a conditional write stores or not.
         others = [it for it in self.attempts if it.number != attempt.number]
         return self._of(sorted((*others, attempt), key=lambda it: it.number))
 
@@ -244,11 +246,13 @@ class RunRecord(_Block):
 
     def unchanged_since(self, earlier: RunRecord) -> RunRecord:
         """This record with everything that it was asked for as in an ``earlier`` one."""
+        # The attempts stay: only what the run is asked for goes back.
         names = (*RequestedRun.model_fields, "changes", "before")
         return self.model_copy(update={name: getattr(earlier, name) for name in names})
 
     def settled(self, attempt: int, *, refused: bool) -> RunRecord:
         """This record once ``attempt`` has ended: where its changes were ``refused``, without them."""
+        # An attempt that ran, however it ended, has its changes: the next one continues with them.
         if not refused or self.before is None or attempt not in self.changes:
             return self.model_copy(update={"before": None})
         changes = {number: it for number, it in self.changes.items() if number != attempt}
@@ -331,6 +335,7 @@ def host_facts(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         "name": socket.gethostname(),
         "system": platform.platform(),
         "processors": str(os.cpu_count()),
+        # The variable and not the user database: in a container its number often has no name there.
         "user": environ.get("USER", ""),
     }
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sm_llm.storage.s3.s3_options import S3Options
 
 
+# Nobody else may ask a run to stop, or read what it holds.
 _PRIVATE_FILE = 0o600
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from sm_llm.spec.base import PlaceUse
 
+# The whole text must match: inputs.x inside a longer text is a name like any other.
 _REFERENCE = re.compile(r"(?:inputs\.(?P<input>[\w-]+)|steps\.(?P<step>[\w-]+)\.output)(?P<rest>/.*)?")
 
 
@@ -105,6 +106,7 @@ def workflow_job(workflow: WorkflowSpec, step: str) -> JobSpec:
 def step_dependencies(workflow: WorkflowSpec, step: str) -> set[str]:
     """Names of the steps that must finish before ``step``: those in ``after`` and those it refers to."""
     spec = workflow.steps[step]
+    # What a step refers to must be there before it begins, so a reference is an order, too.
     return set(spec.after) | {name for _, kind, name in references(spec) if kind == "step"}
 
 

@@ -43,6 +43,7 @@ def tag(annotation: Any) -> str | None:
     classes = blocks(annotation)
     if len(classes) < 2:
         return None
+    # A tag is a field that every class of the union has, with one possible value in each.
     first = classes[0].model_fields
     return next((name for name in first if all(constant(kind, name) for kind in classes)), None)
 
@@ -96,6 +97,7 @@ def knows(annotation: Any, value: Any, path: Sequence[str]) -> bool:
         # A block that nobody wrote is of the default's class.
         usual = default_block(field) if field and inner is None else None
         return field is not None and knows(usual or field.annotation, inner, path[1:])
+    # Several classes, and neither tag nor keys choose one: the path may be of any.
     if classes := blocks(annotation):
         return any(knows(kind, value, path) for kind in classes)
     items = [get_args(kind)[-1] for kind in members(annotation) if get_origin(kind) in (dict, list, tuple)]

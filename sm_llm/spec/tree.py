@@ -14,6 +14,7 @@ from sm_llm.spec.schema import block_for, child, constant, tag, tag_values
 Path = tuple[str, ...]
 
 
+# Bounds of what is read at all: YAML aliases and deep nesting can make a small file use all memory or the whole stack.
 MOST_VALUES = 10_000
 DEEPEST = 64
 MOST_CHARACTERS = 1_000_000

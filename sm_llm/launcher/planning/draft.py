@@ -46,6 +46,7 @@ def tokenizer_vocabulary(folder: Path) -> int | None:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
+    # Imported here: most plans read no tokenizer.
     from sm_llm.data.describe import read_json
 
     tokenizer = read_json(path)

@@ -32,6 +32,7 @@ SLACK = 1.06
 """What torch's allocator has held on one H200 over what was allocated: 1 to 6% (docs/benchmarks.md)."""
 LOGITS_SHARE = 1 / 32
 """Of a GPU's memory, for the logits of one chunk (``worker.strategies.fsdp.loss.logit_bytes``)."""
+# Bytes of an element.
 _FP32 = 4
 _SIZES = {"fp32": 4, "bf16": 2, "fp8": 2}
 
@@ -82,6 +83,7 @@ def memory_estimate(
 
     The degrees were checked before.
     """
+    # Each strategy's own class states what it shards, keeps and computes again; the arithmetic is common.
     terms = task.parallelism.memory()
     arranged = task.parallelism.layout(derived.world_size, node_size)
     if terms.zero1 is not None:
@@ -154,6 +156,7 @@ class _Step:
         precision, parts = task.precision, _Parameters.of(config, arranged)
         compute = _SIZES["bf16" if precision.compute == "auto" else precision.compute]
         master, shard = _SIZES[precision.master], parts.all / arranged.shard
+        # One process shards nothing: FSDP is not applied, and there is nothing to gather or to reduce.
         alone = arranged.world_size == 1 and not terms.offloads_states
         accumulates = derived.accumulation_steps > 1
         # One process keeps rounded copies of its masters, and the last micro-batch's gradients in their format.
@@ -165,6 +168,7 @@ class _Step:
         if terms.offloads_states:
             lasting, gradients = shard * earlier if delayed else 0.0, 0.0
         else:
+            # The parameter and AdamW's two moments, each in the format of the master weights.
             lasting, gradients = shard * (3 * master + copies + earlier), shard * own
         kept_gathered = 0.0
         # Gathered parameters are kept whole after the forward pass, or divided over that many processes.
@@ -199,6 +203,7 @@ def _at_the_loss(step: _Step, loss: float) -> MemoryEstimate:
 
 def _into_the_backward(step: _Step) -> MemoryEstimate:
     """The gradient of the head is reduced while the last layer's backward pass runs, and the one before is gathered."""
+    # The layer at work, and the one before it, which FSDP gathers ahead of its use.
     layers = 2 * step.parts.layer
     working = step.gathered(layers) + step.unreduced(step.parts.head) + step.unreduced(step.parts.layer)
     again = step.whole if step.computes_again else 0.0
@@ -219,6 +224,7 @@ def _together(step: _Step, tokens: int) -> MemoryEstimate:
     largest = max(step.parts.root, 2 * step.parts.layer)
     unreduced = step.compute * (step.parts.root + step.parts.layer) + step.reduce * largest
     again = step.whole if step.computes_again else 0.0
+    # In the format of the computation, as fp32, and the gradient of those.
     logits = tokens * step.vocabulary * (step.compute + 2 * _FP32)
     states = step.lasting + step.gradients
     return MemoryEstimate(states, gathered + unreduced if step.gathers else 0.0, step.kept + again, logits)
@@ -239,6 +245,7 @@ def _of_a_stage(
     # Rounded up: the estimate is that of the fullest stage.
     layers = -(-int(config["num_hidden_layers"]) // stages)
     held = parts.layer * layers + (parts.root if stages == 1 else parts.head)
+    # ZeRO-1 keeps an fp32 copy of the parameters beside those that compute.
     masters = _FP32 if terms.zero1 else 0
     gradients = _SIZES[task.precision.reduce] if terms.zero1 else compute
     around = tensor if terms.splits_sequence else 1
@@ -248,6 +255,7 @@ def _of_a_stage(
     tokens = tokens_of(derived, arranged)
     scored = {"none": 0, "one": 1, "all": layers}[terms.scores]
     scores = int(config["num_attention_heads"]) / tensor * derived.seq_length * (2 * compute + _FP32) * scored
+    # No more micro-batches can be under way than a step has.
     waiting = min(stages, derived.accumulation_steps)
     return MemoryEstimate(
         states=held * (compute + (masters + 2 * _FP32) / (arranged.data if terms.zero1 else 1)),

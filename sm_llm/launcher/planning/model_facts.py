@@ -105,6 +105,7 @@ def model_facts(config: Mapping[str, Any], task: TrainTask) -> ModelFacts:
         flops_formula=kind.flops_formula,
         vocab_size=kind.vocab_size(config),
         max_position_embeddings=kind.max_position_embeddings(config),
+        # Random states, steps and the loader's position add kilobytes.
         checkpoint_bytes=parameters * CHECKPOINT_BYTES_PER_PARAMETER,
         key_value_heads=kv_heads(config),
     )

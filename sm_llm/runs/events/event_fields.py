@@ -15,7 +15,9 @@ from sm_llm.runs.run_record import LATEST, MOST_ATTEMPTS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# JSON has the types already: a number in quotes was not written by us.
 _STRICT = ConfigDict(strict=True)
+# JSON allows a whole number of any length; formatting or adding up a huge one would cost minutes or raise.
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -71,6 +73,7 @@ def checked(record: Mapping[str, Any], kind: type | None) -> dict[str, Any]:
     """
     try:
         envelope = _Envelope.model_validate(record).model_dump()
+        # A log of a newer release must stay readable: what is not known is carried along and shown by nobody.
         if kind is None:
             return {**record, **envelope}
         model, defaults = _model(kind)

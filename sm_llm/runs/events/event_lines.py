@@ -105,6 +105,7 @@ def _recovered(event: Mapping[str, Any]) -> str:
 
 
 _WRITERS = {
+    # Kinds that are not here are shown elsewhere: steps by the training line, failures by the outcome.
     "attempt_started": _attempt_started,
     "start_chosen": _start_chosen,
     "validation": _validation,

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+# The numbers by which a continued training is compared with an unbroken one.
 EXACT = ("loss", "validation_loss", "learning_rate", "grad_norm")
 _TWIN = "_hex"
 _FILE_NAME = re.compile(r"attempt-([0-9]+)-(.+)\.jsonl")
@@ -395,6 +396,7 @@ def newest_per_step(events: Iterable[Mapping[str, Any]], kind: str) -> list[Mapp
     newest: dict[int, Mapping[str, Any]] = {}
     for event in events:
         if event.get("kind") == kind:
+            # A continued attempt repeats the steps after its checkpoint, so a step may have several events.
             held = newest.get(event["step"])
             # Equal counts as newer: within one attempt the later event does.
             if held is None or event["attempt"] >= held["attempt"]:

@@ -73,6 +73,7 @@ class Summary:
 
 # Weight of the newest window in the seconds of a step that the time left is reckoned from.
 _SMOOTHING = 0.3
+# Windows that are not averaged.
 _WARM = 2
 
 
@@ -144,6 +145,7 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> Summary:
     return builder.summary
 
 
+# Some hundred events: enough for the newest step even where validations and notices lie between.
 _GLANCE_BYTES = 65_536
 
 

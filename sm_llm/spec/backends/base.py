@@ -106,5 +106,6 @@ class BackendOptions(SpecModel):
 
         What else follows from the machines is checked only where there is no such issue.
         """
+        # Named for subclasses: a backend of any machines has nothing to refuse.
         del compute
         return iter(())

@@ -57,10 +57,12 @@ def _image(value: str) -> str:
 
 
 def _path(value: str) -> str:
+    # Kubernetes refuses a colon in a mountPath, and .. would lead out of the mount.
     if not value.startswith("/") or ".." in value.split("/") or ":" in value or len(value) > 1_000:
         raise ValueError("must be an absolute path, without .. and :")
     if _CONTROL.search(value):
         raise ValueError("must not hold control characters")
+    # In one form, because mounts are compared as text.
     return re.sub("/+", "/", value).rstrip("/") or "/"
 
 
@@ -177,5 +179,6 @@ class KubeflowOptions(BackendOptions):
 
     def compute_issues(self, compute: ComputeSpec) -> Iterator[Issue]:
         """An instance type that is not in the table, without the number of processes."""
+        # Without a type, node_selector and accelerators_per_pod choose the nodes.
         if compute.instance_type is not None:
             yield from unknown_type("compute.instance_type", compute.instance_type, compute.processes_per_instance)

@@ -104,6 +104,7 @@ class SageMakerOptions(BackendOptions):
         limit = self.max_run_seconds
         if limit is None:
             return None
+        # The limit counts from before the download of image and data, and the worker counts from its own start.
         room = self.stop_seconds + min(_DOWNLOAD_SECONDS, _DOWNLOAD_SHARE * limit)
         return max(limit - room, limit / 2)
 
@@ -116,6 +117,7 @@ class SageMakerOptions(BackendOptions):
         """Issues of the instance type, and of those of all groups. The number of processes follows from it."""
         path, name = "compute.instance_type", compute.instance_type
         if name is None:
+            # The specification keeps one type beside the groups: processes and image follow from it.
             own = [group.instance_type for group in self.instance_groups]
             remedy = f"Write {own[0]}, a type of backend.instance_groups" if own else "For example ml.p5.48xlarge"
             yield Issue("instance-type-missing", path, "no instance type", None, remedy)
@@ -127,7 +129,9 @@ class SageMakerOptions(BackendOptions):
 
 
 def _type_issues(path: str, name: str, processes: int | None) -> Iterator[Issue]:
+    # EC2's own names, without ml., are found as well.
     meant = nearest_instance(name)
+    # The SDK takes these in place of a type and starts docker compose.
     if name in ("local", "local_gpu"):
         problem = "is the local mode of the SDK, which is not supported"
         remedy = "Emulate the training job here: backend.name=local backend.contract=sagemaker; or write an ml. type"

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from sm_llm.errors import Issue
     from sm_llm.spec.machines.compute import ComputeSpec
 
+# What Slurm takes in names, features and lists of them; a space would end the value in an #SBATCH line.
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+:=&|*,()\[\]-]*")
+# No leading hyphen, which ssh would read as an option.
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%-]*")
 _IMAGE = re.compile(r"[A-Za-z0-9/][A-Za-z0-9_./:@#+-]*")
 _NOT_IN_PATHS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029:,\\]")
@@ -60,6 +62,7 @@ def _image(value: str) -> str:
 
 def _mount(value: str) -> str:
     source, *rest = value.split(":")
+    # Any flag that has the right form: only the written ones are checked.
     flags = rest[1] if len(rest) == 2 else "ro"
     if len(rest) > 2 or not re.fullmatch(r"[a-z]+(\+[a-z]+)*", flags):
         raise ValueError("must be FOLDER, FOLDER:PLACE or FOLDER:PLACE:FLAGS, flags joined by +")
@@ -134,5 +137,6 @@ class SlurmOptions(BackendOptions):
 
     def compute_issues(self, compute: ComputeSpec) -> Iterator[Issue]:
         """An instance type that is not in the table, without the number of processes."""
+        # Without a type, partition and gpus_per_node choose the nodes.
         if compute.instance_type is not None:
             yield from unknown_type("compute.instance_type", compute.instance_type, compute.processes_per_instance)

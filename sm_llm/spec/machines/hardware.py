@@ -192,6 +192,7 @@ def instance(name: str | None) -> Instance | None:
 def nearest_instance(name: str) -> Instance | None:
     """The row that a name which is in no row was probably meant to name."""
     name = name.lower()
+    # Only one: a list of similar types would be long, for families differ by a letter.
     close = get_close_matches(name, _BY_NAME, n=1, cutoff=_MISSPELT)
     # EC2's own names of the types lack the prefix.
     return _BY_NAME.get(f"ml.{name}") or (_BY_NAME[close[0]] if close else None)
@@ -204,6 +205,7 @@ def instance_bf16_flops(row: Instance) -> float | None:
 
 def accelerator(device_name: str) -> Accelerator | None:
     """The row of a device name such as ``NVIDIA H100 80GB HBM3``, or None for one without a known peak."""
+    # Drivers add vendor and memory to the name, as in NVIDIA H100 80GB HBM3.
     return next((row for row in ACCELERATORS if row.name in device_name), None)
 
 

@@ -75,6 +75,7 @@ def installed_packages() -> dict[str, str | None]:
 
 def _version(name: str) -> str | None:
     try:
+        # Read from metadata: the packages are checked before any of them is imported.
         return version(name)
     except PackageNotFoundError:
         return None
@@ -82,6 +83,7 @@ def _version(name: str) -> str | None:
 
 def installed_sdk() -> str | None:
     """The SDK whose packages are installed here, if they are those of one that trains."""
+    # A build behind + differs between the package index and an image's own wheels.
     found = _plain(installed_packages())
     return next((it.sdk for it in RELEASES if it.packages == found and it.trains), None)
 

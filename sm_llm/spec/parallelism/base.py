@@ -38,6 +38,7 @@ class Layout:
     @property
     def world_size(self) -> int:
         """All processes."""
+        # Context-parallel processes are among the shards: they hold different parts of the parameters, too.
         return self.pipeline * self.replicate * self.shard * self.tensor
 
     @property
@@ -181,6 +182,7 @@ class StrategySpec(SpecModel):
     def degree_issues(self, world_size: int, node_size: int) -> Iterator[Issue]:
         """Degrees that do not fit ``world_size`` processes, ``node_size`` on each node, or one another."""
         shared = self.degrees.together
+        # What is left over would be processes without a place in any group: torchrun starts them all the same.
         if world_size % shared:
             problem = (
                 f"{shared} processes share a micro-batch, which does not divide the world size: "
@@ -206,6 +208,7 @@ class StrategySpec(SpecModel):
 
     def training_issues(self, training: TrainingFacts) -> Iterator[Issue]:
         """What of a training task the engine cannot do, and options that do not go together."""
+        # Refused here and not where it is compiled: the job would pay for its nodes until then.
         if training.compiles and not self.can.compiles_layers:
             yield Issue(
                 "compile-unsupported",
@@ -225,6 +228,7 @@ class StrategySpec(SpecModel):
 
     def instance_issues(self, machine: Instance, where: str) -> Iterator[Issue]:
         """Why the engine does not run on an instance type, which the field ``where`` names."""
+        # torch has no CUDA device there, and NxD's strategy is the only one that compiles for NeuronCores.
         if machine.is_neuron:
             problem = f"{self.strategy} does not run on Trainium"
             yield Issue(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+# The default, by which a value that was typed without the kind budget is recognised.
 _BUDGET = 0.7
 FP8_UNIT = 16
 """Sizes of a product of ``torch._scaled_mm`` are multiples of this: of its matrices, and of its tokens."""
@@ -63,6 +64,7 @@ class FsdpSpec(StrategySpec):
 
     @property
     def degrees(self) -> Degrees:
+        # No pipeline: FSDP2 shards layers, and every process runs all of them.
         return Degrees(self.tensor_parallel_degree, self.context_parallel_degree)
 
     def degree_issues(self, world_size: int, node_size: int) -> Iterator[Issue]:
@@ -176,6 +178,7 @@ def _fp8_issues(spec: FsdpSpec, training: TrainingFacts) -> Iterator[Issue]:
             "Use bf16, or tensor_parallel_degree 1",
         )
     tokens = training.micro_batch_size * training.seq_length // spec.context_parallel_degree
+    # The matrices themselves are checked with the model, whose sizes are not known here.
     if tokens % FP8_UNIT:
         yield Issue(
             "fp8-tokens-not-divisible",
@@ -220,6 +223,7 @@ def _degree_issues(spec: FsdpSpec, world_size: int) -> list[Issue]:
         f"{world_size} processes are not divisible by tensor_parallel_degree x context_parallel_degree = "
         f"{tensor} x {context} = {product}: {world_size} / {product} leaves {world_size % product}"
     )
+    # The other degree is taken as meant, so that one change makes the specification right.
     fits = [d for d in divisors(world_size) if name == "tensor_parallel_degree" or world_size % (d * tensor) == 0]
     return [
         Issue(
@@ -279,6 +283,7 @@ def _shard_degree(spec: FsdpSpec, world_size: int, node_size: int) -> int:
     if spec.sharding == "none":
         return 1
     if spec.sharding == "full":
+        # Context-parallel processes shard as well, so only tensor parallelism divides the number.
         return world_size // spec.tensor_parallel_degree
     if spec.hybrid_shard_degree == "node":
         return node_size // spec.tensor_parallel_degree

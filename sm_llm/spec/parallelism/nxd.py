@@ -76,6 +76,7 @@ class NxdSpec(StrategySpec):
     def degree_issues(self, world_size: int, node_size: int) -> Iterator[Issue]:
         yield from super().degree_issues(world_size, node_size)
         degree = self.tensor_parallel_degree
+        # Between nodes every layer would wait for the network; NeuronLink joins the cores of one node.
         if node_size % degree:
             left = f"{node_size} / {degree} leaves {node_size % degree}"
             problem = f"tensor parallelism stays within a node, whose {node_size} processes it does not divide: {left}"
@@ -107,6 +108,7 @@ class NxdSpec(StrategySpec):
 
     def _sequence_issues(self, length: int) -> Iterator[Issue]:
         degree, path = self.tensor_parallel_degree, "task.data.seq_length"
+        # Each core of a tensor-parallel group holds an equal part of the sequence between the layers.
         if self.sequence_parallel and length % degree:
             problem = f"sequence parallelism over {degree} cores: {length} / {degree} leaves {length % degree}"
             remedy = f"Use {length // degree * degree or degree}, or task.parallelism.sequence_parallel=false"
@@ -143,6 +145,8 @@ class NxdSpec(StrategySpec):
         """
         return {
             "NEURON_COMPILE_CACHE_URL": self.compile_cache or f"{storage.rstrip('/')}/{COMPILE_CACHE}",
+            # The first chooses the compiler's optimisations for transformers; without the second a graph that failed
+            # once is never compiled again.
             "NEURON_CC_FLAGS": "--model-type transformer --retry_failed_compilation",
         }
 

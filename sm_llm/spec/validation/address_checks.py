@@ -21,16 +21,20 @@ if TYPE_CHECKING:
 
     from sm_llm.spec.job import JobSpec, WorkflowSpec
 
+# The strictest of the platforms: names of training jobs and Kubernetes' labels have at most 63 characters.
 NAME_LENGTH = 63
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SCHEMES = ("file", "s3")
 _NO_FOLDERS = ("", ".", "..")
+# Classes whose objects must be restored, for hours, before they can be read.
 _ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
+# Those that CreateMultipartUpload documents.
 _CLASSES = (
     "STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR", "REDUCED_REDUNDANCY",
     "EXPRESS_ONEZONE", "OUTPOSTS",
 )  # fmt: skip
+# A revision may not hold a slash, but for the hub's own refs of pull requests and conversions.
 HUB = re.compile(r"hf://(?:datasets/|models/)?[\w.-]+/[\w.-]+(?:@(?:refs/(?:pr|convert)/)?[^/@]+)?(?:/(?P<path>.*))?")
 
 
@@ -127,6 +131,7 @@ def check_unread_inputs(job: JobSpec) -> Iterator[Issue]:
     """Inputs that the task neither refers to nor reads from by their place; a script may read any."""
     if isinstance(job.task, ScriptTask):
         return
+    # Read by a reference, or by an address at or below that of the input.
     named = {name for path, kind, name in references(job) if kind == "input" and path.startswith("task.")}
     places = [f"{place.rstrip('/')}/" for place in sources(job).values()]
     for name, value in job.inputs.items():
@@ -148,6 +153,7 @@ def check_input_variables(job: JobSpec) -> Iterator[Issue]:
     """Inputs that a program would find under one variable: one of them would hide the other."""
     if not isinstance(job.task, ScriptTask):
         return
+    # Variable -> the input that has it.
     first: dict[str, str] = {}
     for name in job.inputs:
         other = first.setdefault(input_variable(name), name)
@@ -190,6 +196,7 @@ def _address_issues(path: str, place: str, *, hub: bool = False) -> Iterator[Iss
                 place,
                 "Write hf://org/name@revision or hf://datasets/…",
             )
+    # After hf, which is only where the hub can be read.
     elif scheme and scheme[1] not in _SCHEMES:
         known = ", ".join(f"{it}://" for it in (*_SCHEMES, *(["hf"] if hub else [])))
         yield Issue(
@@ -203,6 +210,7 @@ def _address_issues(path: str, place: str, *, hub: bool = False) -> Iterator[Iss
         yield Issue(
             "bucket-name-invalid", path, f"names no valid bucket: a name {problem}", place, "Write s3://bucket/prefix"
         )
+    # S3 has no folders: a//b and a/../b are keys of their own, which no tool shows as such.
     elif scheme and scheme[1] == "s3" and not set(place.rstrip("/").split("/")[3:]).isdisjoint(_NO_FOLDERS):
         problem = "holds an empty folder, '.' or '..', which S3 takes for names"
         yield Issue("address-folders-odd", path, problem, place, f"Write {_without_odd_folders(place)}")

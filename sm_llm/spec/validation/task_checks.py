@@ -143,6 +143,7 @@ def check_program_folders(job: JobSpec) -> Iterator[Issue]:
     task = job.task
     if not isinstance(task, ScriptTask):
         return
+    # Both are made below the working directory of the program, which the worker owns.
     for name in ("output_folder", "checkpoint_folder"):
         folder = getattr(task, name)
         if folder.startswith("/") or ".." in folder.split("/") or folder.strip("/.") == "":
@@ -208,6 +209,7 @@ def _word_issues(path: str, word: Any) -> Iterator[Issue]:
     """What no program can be given as one argument (execve(2))."""
     if not isinstance(word, str):
         return
+    # execve takes C strings.
     if "\0" in word:
         yield Issue("argument-holds-nul", path, "holds a NUL character, which ends an argument", word, "Leave it out")
     elif (length := len(word.encode("utf-8", "surrogateescape"))) > _LONGEST_WORD:
@@ -236,6 +238,7 @@ def _argument_issues(task: ScriptTask, key: str, value: Any) -> Iterator[Issue]:
             key,
             f"Write {key.lstrip('-')}" if key.lstrip("-") else "Write args as a list",
         )
+    # From an override such as task.args.0=x, which was meant for a list.
     if key.isdigit():
         problem, remedy = "a number is the place of a word in a list, not an argument's name", "Write args as a list"
         yield Issue("argument-name-is-a-number", path, problem, key, remedy)

@@ -33,6 +33,7 @@ def check_stream(training: TrainingSubject) -> Iterator[Issue]:
     data = training.task.data
     if not isinstance(data, StreamData):
         return
+    # datasets would fail only in the job, after it has been paid for.
     if data.dataset in STREAM_BUILDERS and not data.data_files:
         problem = f"no files, and the builder {data.dataset} reads files"
         yield Issue("stream-without-files", "task.data.data_files", problem, remedy="Give patterns or URLs of files")
@@ -90,6 +91,7 @@ def check_model(training: TrainingSubject) -> Iterator[Issue]:
             "model-missing", "task.model", "no model", remedy="Give model.preset, model.path or start.pretrained"
         )
     try:
+        # The config is written to job.json and to the checkpoint, and NaN is no JSON.
         json.dumps(model.config, allow_nan=False)
     except (TypeError, ValueError) as error:
         yield Issue("model-config-not-json", "task.model.config", f"cannot be written as JSON: {error}", model.config)

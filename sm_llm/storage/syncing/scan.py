@@ -33,6 +33,7 @@ def describe(key: str, path: Path) -> StoredObject | None:
         raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
         raise StorageError(f"{path}: is not a plain file")
+    # Any of them changes when a file is written or replaced: a modification time can be set back, a change time cannot.
     identity = f"{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_ino}"
     return StoredObject(key, status.st_size, None, status.st_mtime, identity)
 
@@ -44,11 +45,13 @@ def _walk(folder: Path, prefix: str, above: tuple[tuple[int, int], ...]) -> Iter
     except OSError as error:
         raise StorageError(f"{folder}: cannot be read: {error.strerror}") from error
     here = (status.st_dev, status.st_ino)
+    # Compared with the folders above alone: two links to one folder side by side are no loop.
     if here in above:
         raise StorageError(f"{folder}: is a link back to a folder above it")
     for entry in entries:
         key, path = f"{prefix}{entry.name}", Path(entry.path)
         _require_text(key)
+        # Follows links, as is_file and stat do.
         if entry.is_dir():
             yield from _walk(path, f"{key}/", (*above, here))
         elif (found := describe(key, path)) is not None:

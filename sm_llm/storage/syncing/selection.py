@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     from sm_llm.storage.base import StoredObject
 
+# The names that transformers' save_pretrained gives.
 _SAFETENSORS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
+# The same weights as repositories of the hub also hold them: PyTorch, Meta's own, TensorFlow, Flax and Rust.
 _OTHER_WEIGHTS = re.compile(
     r"pytorch_model(-\d+-of-\d+)?\.bin|pytorch_model\.bin\.index\.json|consolidated.*\.(pth|pt|safetensors)"
     r"|tf_model.*\.h5|flax_model.*\.msgpack|rust_model\.ot|model\.ckpt.*"
