@@ -134,6 +134,7 @@ def main() -> NoReturn:
     # Before anything is printed: names and log lines may hold control sequences (docs/security.md).
     clean_streams()
     gc.set_threshold(100_000)  # modules that are being loaded are not garbage: the search for it takes 5% of `plan`
+    # Set by the verb that has --json, so that an error raised anywhere is printed in the form that was asked for.
     output = Output()
     try:
         app(obj=output)

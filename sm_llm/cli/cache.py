@@ -54,6 +54,7 @@ def clear(
     from sm_llm.launcher.tools import neuron_cache
     from sm_llm.terminal import size
 
+    # Failed graphs alone by default: compiling the others again takes hours.
     done = neuron_cache.clear(place, failed_only=not everything, compiler=compiler, options=options)
     say(f"deleted {counted(len(done.keys), 'file')}, {size(done.size)}, of {done.place}")
 

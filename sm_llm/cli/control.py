@@ -27,6 +27,7 @@ def attach(run: RunName = None, storage: Storage = None) -> None:
     from sm_llm.runs.run_states import EXIT_CODES
 
     state = follow_live(find(run, storage=storage), console())
+    # None: Ctrl-C ended the display alone, and the run continues.
     raise typer.Exit(0 if state is None else EXIT_CODES.get(state, 0))
 
 
@@ -53,6 +54,7 @@ def wait(run: RunName = None, storage: Storage = None, as_json: AsJson = False) 
     status = found.status()
     if as_json:
         print_json(status.to_json())
+    # A state without a code of its own is no success to a script.
     raise typer.Exit(EXIT_CODES.get(status.state, 1))
 
 
@@ -162,6 +164,7 @@ def rerun(
     from sm_llm.launcher.lifecycle import differences
 
     found = find(run, storage=storage)
+    # Reported and not refused: what has changed may be the reason to run it again.
     for line in differences(found.record, found.launch_folder):
         say(f"not as it was then: {line}", err=True)
     carry_on(found.rerun(*overrides or ()), wait=wait, as_json=as_json)

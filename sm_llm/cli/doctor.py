@@ -42,11 +42,13 @@ def doctor(
       sm-llm doctor --resume-proof job.yaml --steps 60 task.deterministic=true
       sm-llm doctor --backend slurm backend.shared_folder=/fsx/sm_llm backend.virtual_environment=/fsx/venv
     """
+    # Each proves something else, and their options do not mix.
     if [storage, resume_proof, backend].count(None) != 2:
         raise typer.BadParameter("give --storage, --resume-proof or --backend")
     if backend is not None:
         from sm_llm.launcher.tools.clusters import check_cluster
 
+        # Progress on standard error: with --json standard output is the document alone.
         report = check_cluster(backend, *overrides or (), tell=lambda text: say(text, err=True))
         _answer(report.to_json(), report.text(), report.ok, as_json)
     if resume_proof is not None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sm_llm.runs.run_record import Attempt, RunRecord
     from sm_llm.runs.run_store import RunStore
 
+# A process that fails has a log of its own, so that it never waits for another's.
 _FAILURE_LOG = re.compile(r"rank[0-9]+-failure")
 
 
@@ -51,12 +52,14 @@ def judge(home: RunStore, run_id: str, number: int, found: Evidence) -> Outcome:
     # The result is what a run is for: no exit code, signal or job state from after its publication undoes it.
     if has_final(home, run_id):
         return completed(home.paths, number, found.since)
+    # Its processes ended well, but a result that is not committed may be half a result.
     if found.state is RunState.COMPLETED:
         return Outcome(RunState.COMPLETED_UNPUBLISHED, "ended without an error, but published no result")
     if found.state is RunState.FAILED:
         # A rank that only lost its peer does not know why: the platform's words may name a killed process.
         if found.failure is not None and not found.failure.cause.is_consequence:
             return Outcome(RunState.FAILED, found.failure.headline, found.failure.rank)
+        # A stop that was asked for, and that the platform calls a failure, is judged below as a stop.
         if found.stop is None:
             return Outcome(RunState.FAILED, found.detail, found.rank)
     # A platform calls a stop by its signal a failure: then the processes' own words are the better ones.
@@ -66,6 +69,7 @@ def judge(home: RunStore, run_id: str, number: int, found: Evidence) -> Outcome:
 
 def stopped(home: RunStore, run_id: str, reason: str = "") -> Outcome:
     """An attempt that ended on request, or that its platform ended: resumable where there is a checkpoint."""
+    # Asked of the store and not of the events: what is published there is what the next attempt finds.
     resumable = has_checkpoint(home, run_id)
     usual = "asked to stop; the newest checkpoint is safe" if resumable else "asked to stop before the first checkpoint"
     return Outcome(RunState.stopped(resumable=resumable), reason or usual)

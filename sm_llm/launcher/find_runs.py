@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sm_llm.spec.comparison.leaves import Difference
     from sm_llm.spec.loading.load import Loaded
 
+# In a message: of hundreds of runs the newest are the likely ones.
 SHOWN_RUNS = 20
 _SPEC_SUFFIXES = (".yaml", ".yml")
 
@@ -45,6 +46,7 @@ def attach(run: str | Path | None = None, *, storage: str | Path | None = None) 
     # for.
     if run is not None and (found := _by_uri(str(run), storage)):
         return found
+    # After addresses: a folder of a run may end with .yaml, too.
     if run is not None and str(run).endswith(_SPEC_SUFFIXES) and Path(run).expanduser().is_file():
         return _by_spec(Path(run).expanduser(), storage)
     places = storage_locations(storage)
@@ -73,6 +75,7 @@ def _by_spec(file: Path, storage: str | Path | None) -> Run:
 
     loaded = load(file)
     place = storage_root(loaded.spec) if storage is None else storage_address(storage)
+    # The file names the storage, so it is reached as the file states.
     options = S3Options(**loaded.spec.storage_options.model_dump())
     # Ids begin with the name, so a listing by prefix spares reading every record. It also finds names that only begin
     # like this one.
@@ -141,6 +144,7 @@ def _at(uri: str) -> Run:
 
 def _by_native_job(job: NativeJob, name: str, storage: str | Path | None) -> Run:
     """By what the job itself holds while it exists; afterwards by the attempts recorded below ``storage``."""
+    # A platform forgets its jobs after a while; the records do not.
     if (alive := job.find_run()) is not None:
         return Run(alive)
     places = storage_locations(storage)

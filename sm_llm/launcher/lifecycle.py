@@ -51,6 +51,7 @@ def begin(loaded: Loaded, storage: str, *, folder: Path | None = None, made_from
     """
     plans = _plans(loaded, folder)
     assert_inputs_exist(plans)
+    # Compares the checkpoint to start from with the model, which reads the storage: after what costs nothing.
     notes = assert_starts(plans)
     run_id = generate_run_id(loaded.spec.name)
     summaries = [plan.to_json() for plan in plans]
@@ -159,6 +160,7 @@ def recorded_spec(
 
 def resume(run: RunHandle, overrides: Sequence[Override], fields: Mapping[str, Any], step: int | None) -> RunHandle:
     """Continue ``run`` from its newest checkpoint or that of ``step``; see ``Run.resume``."""
+    # Two attempts at once would write the same checkpoints and events.
     if (state := run.state) in (RunState.RUNNING, RunState.RESTARTING):
         raise LaunchRefused(f"{run.id} is {state.value}. Stop it first: sm-llm stop {quoted(run.uri)}")
     if state.is_completed:
@@ -262,6 +264,7 @@ def stop(run: RunHandle, *, now: bool = False, wait: bool = False) -> RunState:
     # Asked first: an event of a stop that was refused would be read by everyone who follows the run.
     run.backend.stop(run.home, attempts[-1], now=now)
     _note_stop(run.job, now=now)
+    # Each read of the state asks the platform, and records an end once there is one.
     while wait and not (state := run.state).is_final:
         time.sleep(POLL_SECONDS)
     return state
@@ -365,6 +368,7 @@ def differences(record: RunRecord, folder: Path | None = None) -> list[str]:
     from sm_llm.runs.run_record import package_versions
 
     now = package_versions(RECORDED_PACKAGES)
+    # A package that is new, or gone, is a difference as well.
     names = sorted({*now, *record.versions})
     found = [
         f"{name} {record.versions.get(name, 'absent')} -> {now.get(name, 'absent')}"

@@ -30,6 +30,7 @@ class CleanConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for text, style, control in super().render(renderable, options):
             # A link is a control sequence (OSC 8) that rich would write around the text because of its style.
+            # Control segments are rich's own: moving the cursor of the live line.
             if control is None and text:
                 yield Segment(clean(text), style.update_link(None) if style and style.link else style)
             else:

@@ -47,6 +47,7 @@ class Display:
     def show(self, event: Mapping[str, Any], *, silently: bool = False) -> None:
         """Print what is worth a line (unless ``silently``) and move the live line."""
         self._builder.add(event)
+        # Kept for the throughput event that follows it: together they are one training line.
         if event["kind"] == "step":
             self._step = event
         elif silently:
@@ -181,6 +182,7 @@ def _counted_interrupts() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield interrupts
         return
+    # A handler does as little as possible: it may run between any two instructions.
     before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
     try:
         yield interrupts
@@ -248,6 +250,7 @@ def _watch(run: RunHandle, console: Console, live: Live | None, interrupts: Sequ
         if found is None:
             continue
         job, event = found
+        # Steps of a workflow are jobs of their own, each with its own progress.
         if job.uri not in displays:
             displays[job.uri] = Display(console, live, job.uri.rpartition("/")[2] if job.uri != run.uri else job.kind)
         displays[job.uri].show(event, silently=since is not None and event["time"] < since)

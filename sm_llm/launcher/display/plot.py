@@ -81,6 +81,7 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
 
 def _draw_loss(panel: Axes, rows: Sequence[MetricRow]) -> None:
     steps, losses = _series(rows, "loss")
+    # About fifty independent means over the width of the panel.
     window = max(1, len(losses) // 50)
     panel.plot(steps, losses, color=BLUE, alpha=0.3 if window > 1 else 1.0, linewidth=1.0 if window > 1 else 1.6,
                label="training loss" if window == 1 else None)  # fmt: skip

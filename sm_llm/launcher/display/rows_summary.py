@@ -11,6 +11,7 @@ from sm_llm.terminal import counted, quoted
 if TYPE_CHECKING:
     from sm_llm.launcher.run_handle import RunHandle
 
+# The smallest recipe: the command trains at once on any machine.
 RECIPE = "smoke"
 """What the command starts from: a model small enough for any machine."""
 
@@ -18,6 +19,7 @@ RECIPE = "smoke"
 def prepared_rows(run: RunHandle) -> dict[str, Any] | None:
     """The account of a preparation, once it has one."""
     found = [event["account"] for event in read_events(run.job.events) if event["kind"] == "account"]
+    # The newest attempt's: an earlier one may have been broken off after it had counted.
     return found[-1] if found else None
 
 

@@ -268,6 +268,7 @@ class Family(ABC):
         attention score and channel (PaLM, Chowdhery et al. 2022, appendix B), causality not deducted, as published
         model FLOPs utilisations have it. ``seq_length`` in tokens; recomputed activations do not count.
         """
+        # Not hidden_size: a config may state a head size of its own.
         channels = int(config["num_attention_heads"]) * self.head_dim(config)
         attention = 12 * int(config["num_hidden_layers"]) * channels * self.attention_span(config, seq_length)
         return float(6 * self.active_parameter_count(config) + attention)
@@ -311,5 +312,6 @@ class Family(ABC):
 
 
 def _tidy(value: Any, field: Field) -> Any:
+    # 1e6 and 1000000 in two configs must give one canonical config, and one digest.
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return float(value) if is_number and float in field.types else value

@@ -128,6 +128,7 @@ class GatedDecoder(Family):
     def _check_heads(self, config: Config) -> list[Issue]:
         hidden, heads, keys = (config[n] for n in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
         issues = []
+        # With a head size of its own the heads need not divide the width.
         if "head_dim" not in config and hidden % heads:
             issues.append(
                 Issue(
@@ -146,6 +147,7 @@ class GatedDecoder(Family):
                     heads,
                 )
             )
+        # Rotary positions turn pairs of channels.
         if self.head_dim(config) % 2:
             issues.append(
                 Issue("head-size-odd", "head_dim", "rotary positions need an even head size", self.head_dim(config))

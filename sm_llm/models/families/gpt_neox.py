@@ -82,6 +82,7 @@ class GptNeoX(Family):
         std, has_bias = float(self.value(config, "initializer_range")), bool(self.value(config, "attention_bias"))
         yield from _norm("input_layernorm", hidden)
         yield from _norm("post_attention_layernorm", hidden)
+        # One matrix for all three, head by head; the family has no grouped key and value heads.
         yield from _linear("attention.query_key_value", (3 * hidden, hidden), std, has_bias)
         yield from _linear("attention.dense", (hidden, hidden), std, has_bias)
         yield from _linear("mlp.dense_h_to_4h", (inner, hidden), std)

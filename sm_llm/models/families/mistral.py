@@ -26,4 +26,5 @@ class Mistral(GatedDecoder):
 
     def attention_span(self, config: Config, seq_length: int) -> int:
         window = self.value(config, "sliding_window")
+        # Beyond its window a token is masked, so those scores are not counted as work.
         return seq_length if window is None else min(seq_length, int(window))

@@ -40,6 +40,7 @@ def _fill(tree: Tree, holder: tuple[str, ...], environ: Mapping[str, str]) -> No
     gpus = this_machine(environ if own is None else {**environ, VISIBLE: str(own)}).gpus
     if not gpus or not isinstance(compute, Mapping):
         return
+    # An instance type decides the number itself, and a stated number is the user's.
     if compute.get("processes_per_instance") is not None or compute.get("instance_type") is not None:
         return
     # Simulated nodes share this machine's GPUs.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 OVERRIDE_ORIGIN = "override"
 FIELD_ORIGIN = "Python argument"
+# Characters of a path in a message: one that is too deep may be as long as a file.
 _SHOWN_KEY = 60
 
 Override = str | Mapping[str, Any]
@@ -54,6 +55,7 @@ def parse_overrides(overrides: Sequence[Any]) -> tuple[list[tuple[Path, Tree]], 
             problem = f"an override is text or a mapping, not of type {type(text).__name__}"
             issues.append(Issue("override-type-invalid", repr(text), problem, remedy=remedy))
             continue
+        # The first equals sign: a value may hold others, as S3 keys and arguments do.
         key, equals, value = text.partition("=")
         path = _path(key)
         # Refused before it reaches a tree, where each part of the path becomes a level.

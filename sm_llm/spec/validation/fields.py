@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 Spec = TypeVar("Spec", bound=SpecModel)
 
+# JSON files, numpy and torch hold whole numbers in 64 bits with a sign.
 _COUNTABLE = 2**63
 # Keys at least this similar (``SequenceMatcher.ratio``) are one key with a typing error.
 _MISSPELT = 0.8
@@ -132,6 +133,7 @@ def meant(kind: type[SpecModel], tree: Tree, path: Path) -> list[Path]:
     others = (it for it in dotted_paths(kind, tree.value) if it != path)
     known = sorted(others, key=lambda it: len(it) - 2 * _in_common(it, path))
     whole = _with_end(known, path) if len(path) > 1 else []
+    # The end of the path as it was typed says more than its last key alone.
     if found := whole or _by_other_name(kind, tree.value, known, path):
         return found
     beside = [(*path[:-1], close) for close in closest(path[-1], block.model_fields if block else ())]
@@ -243,6 +245,7 @@ def _path(kind: type[SpecModel], tree: Tree, location: tuple[int | str, ...]) ->
                 return None
             labelled = False
             continue
+        # A pair of numbers, such as betas, is one value to a user.
         if get_origin(annotation) is tuple:
             return path
         annotation = child(annotation, tree.get(path), str(item))
@@ -264,6 +267,7 @@ def _repair(kind: type[SpecModel], tree: Tree, path: Path) -> Any:
     if isinstance(value, list) and any(get_origin(kind) is list and get_args(kind) == (str,) for kind in wanted):
         # Entries of a list of text as they were typed: an unquoted 010 is not the number 10.
         spelt = [it if isinstance(it, str) else tree.texts.get((*path, str(place))) for place, it in enumerate(value)]
+        # Without the typed text of every entry the list stays as it is, and its type is reported.
         return None if None in spelt or spelt == value else spelt
     if text is None or value is None:
         return None

@@ -21,12 +21,15 @@ if TYPE_CHECKING:
 SCHEME = "hf://"
 CONTROL_FOLDER = ".fetch"
 """Of what is fetched: the pin, and files in the making. No repository may bring a file of its own into it."""
+# Only a full id pins: a short one, or a name, may mean another commit tomorrow.
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+# Large files (LFS) have a SHA-256, all others only the id that git gives their content.
 _CHECKSUM = re.compile(r"sha256:[0-9a-f]{64}|git-sha1:[0-9a-f]{40}")
 _ADDRESS = re.compile(
     r"hf://(?:(?P<kind>models|datasets)/)?(?P<repository>[\w.-]+/[\w.-]+)"
     r"(?:@(?P<revision>refs/(?:pr|convert)/[^/]+|[^/@]+))?(?:/(?P<path>.*))?"
 )
+# With pauses of 0.5, 1 and 2 seconds: longer outages are for the user to wait out.
 _TRIES = 4
 _FIRST_PAUSE_SECONDS = 0.5
 _Result = TypeVar("_Result")
@@ -114,6 +117,7 @@ def look_up(address: HubAddress) -> HubSnapshot:
 
 
 def _file(found: Any) -> HubFile:
+    # For a file in LFS the blob is only a pointer to it.
     checksum = f"git-sha1:{found.blob_id}" if found.lfs is None else f"sha256:{found.lfs.sha256}"
     return checked_file(found.path, found.size, checksum)
 
@@ -181,6 +185,7 @@ def patiently(ask: Callable[[], _Result]) -> _Result:
 
 
 def _is_busy(error: Exception) -> bool:
+    # Too many requests, or a fault of the hub: both pass.
     return _status(error) == 429 or _status(error) >= 500
 
 
@@ -203,6 +208,7 @@ def hub_errors(address: HubAddress) -> Iterator[None]:
 
 
 def _reason(address: HubAddress, error: Exception) -> str:
+    # By names of classes: the library renames and moves its exceptions between releases, and need not be installed.
     names, status = _names(error), _status(error)
     if "LocalEntryNotFoundError" in names and isinstance(error.__cause__, Exception):
         return _reason(address, error.__cause__)  # it reports that its cache does not have it, either

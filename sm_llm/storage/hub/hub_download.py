@@ -76,11 +76,13 @@ class _Part(io.BufferedWriter):
     """A file that is appended to, up to the size that the hub lists."""
 
     def __init__(self, path: Path, length: _Length, file: HubFile) -> None:
+        # Appending, so that what broke off is continued at its end.
         super().__init__(io.FileIO(path, "ab"))
         self._length, self._file = length, file
         length.becomes(self.tell())
 
     def write(self, data: Any) -> int:
+        # Checked before it is written: a hub that sends without end must not fill the disk.
         if self.tell() + len(data) > self._file.size:
             raise StorageError(f"{self._file.path!r} has {self._file.size:,} bytes, and more of them arrive")
         count = super().write(data)
@@ -100,6 +102,7 @@ def has_content(path: Path, file: HubFile) -> bool:
 
 def _checksum(path: Path, file: HubFile) -> str:
     kind = file.checksum.partition(":")[0]
+    # The id of a git blob is the SHA-1 of a header with its length, and of its content.
     digest = hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     with path.open("rb", buffering=0) as stream:
         drop_cache(stream.fileno())

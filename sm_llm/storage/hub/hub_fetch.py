@@ -105,6 +105,7 @@ def fetch(
         there.path.mkdir(parents=True, exist_ok=True)
     store = open_store(there.uri, options)
     ledger = Ledger(store, LEDGER)
+    # Before anything is fetched: all files of a destination are of one commit.
     snapshot = ledger.pin(address)
     files, left_out = select(snapshot, Selection(include, exclude, one_weight_format))
     report = FetchReport(address.uri, snapshot.commit, there.uri, left_out=left_out)
@@ -188,6 +189,7 @@ class StoreTarget:
         return (found.crc64nvme or self.store.checksum(found.key)) == entry.crc64nvme
 
     def require_space(self, files: Sequence[HubFile]) -> None:
+        # Each worker has one file there at a time, so the largest ones together are the most that can lie there.
         largest = sorted((file.size for file in files), reverse=True)[:WORKERS]
         require_space(self.scratch or Path(tempfile.gettempdir()), sum(largest))
 

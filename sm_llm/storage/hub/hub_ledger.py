@@ -34,6 +34,7 @@ class Ledger:
         A branch that moves later changes nothing. Raises ``StorageError`` if the place belongs to another address.
         """
         key = f"{self.prefix}{_PIN}"
+        # The pin is of the whole repository: another path of it later is of the same commit.
         whole = replace(address, path="")
         # Read back even after it was created: of several processes that ask at once, the first answer counts for all.
         if (body := self.store.get(key)) is None:
@@ -68,6 +69,7 @@ class Ledger:
     def once(self, key: str, value: str) -> str:
         """``value``, or what an earlier call for ``key`` gave."""
         place = f"{self.prefix}{key}"
+        # The first write wins, also between processes on several machines; all then read the same value.
         self.store.put_if_absent(place, value.encode())
         try:
             return (self.store.get(place) or value.encode()).decode()
