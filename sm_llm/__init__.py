@@ -96,6 +96,7 @@ _HOMES = {
     "sm_llm.spec.job": ("JobSpec", "WorkflowSpec"),
     "sm_llm.worker.script.calls": ("log", "publish"),
 }
+# Modules that are public as a whole.
 _MODULES = {"convert": "sm_llm.convert", "pipelines": "sm_llm.pipelines"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+# The rules of S3's user guide, "General purpose bucket naming rules".
 _FORM = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
 _PREFIXES = ("xn--", "sthree-", "amzn-s3-demo-")

@@ -88,6 +88,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bool | int | None):
         return value
     if isinstance(value, float):
+        # JSON has no NaN and no infinity.
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
         return {clean(redact(str(key))): _plain(item) for key, item in value.items()}

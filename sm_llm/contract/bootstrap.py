@@ -28,6 +28,7 @@ from sm_llm.storage.stored_names import usable
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
 
+# What the worker imports first; the lock brings them and what they need.
 _NEEDED = ("pydantic", "yaml")
 
 
@@ -44,6 +45,7 @@ def install_missing(
             own = temporary_folder()
         except PermissionError as error:
             raise SystemExit(f"sm_llm: {error}. Set TMPDIR to a folder of your own") from None
+        # By the content of the lock: another release, or another stack of images, has a folder of its own.
         folder = own / f"packages-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}"
         _install_once(lock, folder, environ, run)
         sys.path.insert(0, str(folder))
@@ -101,6 +103,7 @@ def _install(lock: Path, folder: Path, wheelhouse: str | None, run: Callable[...
         try:
             run(command, check=True, capture_output=True, text=True)
         except subprocess.CalledProcessError as error:
+            # pip states the cause in its last line.
             last = (error.stderr or "").strip().splitlines()[-1:] or [f"exit code {error.returncode}"]
             raise SystemExit(
                 f"sm_llm: cannot install the packages of {LOCK_FILE}: {last[0]}. A job without internet access needs "

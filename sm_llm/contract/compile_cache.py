@@ -30,6 +30,7 @@ CACHE_URL = "NEURON_COMPILE_CACHE_URL"
 DESCRIPTION = "part.json"
 """File of a part with what its graphs follow from."""
 _PART = r"(?:(?P<part>sdk-[^/]+)/)?"
+# A cache of Neuron's own, without our parts, is read as well.
 _ENTRY = re.compile(rf"{_PART}(?P<compiler>neuronxcc-[^/]+)/(?P<graph>MODULE_[^/]+)/[^/]+(?:/.*)?")
 _LOCK = re.compile(rf"{_PART}neuronxcc-[^/]+/(?:.*/)?[^/]+\.lock")
 # Variables that change graphs or what the compiler makes of them.
@@ -100,6 +101,7 @@ def part_of(
     Numbers that are no constants of a graph do not count: learning rates, the length of training, the data.
     """
     fields = training.model_dump(mode="json")
+    # Where graphs are kept does not change them.
     fields["parallelism"].pop("compile_cache", None)
     values: dict[str, Any] = {name: text for name, text in environ.items() if _FLAGS.fullmatch(name)}
     values |= {f"model.{name}": value for name, value in config.items() if name not in ("_name_or_path", "dtype")}

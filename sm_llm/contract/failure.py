@@ -18,6 +18,7 @@ _RANK = re.compile(r"rank ([0-9]{1,9}): (.*)", re.DOTALL)
 _ERROR_LINE = re.compile(
     r"(?:\[rank ?([0-9]{1,9})\]:?\s*)*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::.*|$))"
 )
+# torchrun raises it for any failed process; the error of the process itself stands above it.
 _OF_TORCHRUN = "ChildFailedError"
 
 

@@ -27,7 +27,9 @@ TUNING_METRIC = "_tuning_objective_metric"
 """Hyperparameter that a tuning job adds."""
 RUN_HYPERPARAMETER = "sm_llm_run"
 """Hyperparameter with the address of the run's folder, where only the platform knows it (a pipeline's variables)."""
+# Names that SageMaker's SDK and toolkit set beside those of the user.
 _OF_THE_PLATFORM = re.compile(r"sagemaker_.*|mp_parameters|default_user_module_name")
+# The toolkit exports every hyperparameter under this prefix, in capitals.
 _PREFIX = "SM_HP_"
 # Fields of a model's config, which any value fits until the model's own checks; none is a text of digits.
 _OF_CONFIG = re.compile(r"(steps\.[^.=]+\.)?task\.model\.config\.")

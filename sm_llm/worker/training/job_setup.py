@@ -82,6 +82,7 @@ def set_up(task: TrainTask, layout: Layout, node_size: int, scratch: Path) -> Se
         warnings = soundness.warnings(train)
     if validation is not None:
         soundness.check_targets(validation, "task.data.validation", task.validation.max_rows)
+    # Derived again in the job: only here the number of rows is known for certain.
     derived = derive_task(task, layout.world_size, train.count, node_size=node_size)
     if derived.total_steps is None:
         issue = Issue(

@@ -30,6 +30,7 @@ def build_adamw(
         {"params": others, "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(
+        # A process may hold no parameter of a group, and AdamW refuses an empty list.
         [group for group in groups if group["params"]],
         lr=spec.learning_rate,
         betas=spec.betas,

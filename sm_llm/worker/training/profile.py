@@ -30,6 +30,7 @@ class Profiler:
         self._spec = spec if wanted else None
         self._context = context
         self._device = device
+        # One thread: traces are stored one after the other, while the training continues.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="profile")
         self._running: Any = None
         self._begun = self._last = 0

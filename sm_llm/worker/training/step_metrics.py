@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from sm_llm.worker.device import Device
 
+# Scalars on the device that are read back at the latest after so many steps, whatever the logging interval.
 _BUFFER_STEPS = 1024
 
 _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB", re.MULTILINE)

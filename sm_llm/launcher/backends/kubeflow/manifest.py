@@ -115,6 +115,7 @@ def _kubeflow_spec(options: KubeflowOptions, target: KubeflowTarget, template: d
     if target.max_restarts is not None:
         # The operator counts the restarts of all pods together, and with one pod all start again.
         policy["backoffLimit"] = target.max_restarts * target.pods
+    # OnFailure restarts the container in its pod, so what its node has staged and kept is there for the next start.
     restart = "Never" if target.max_restarts is None else "OnFailure"
 
     def replicas(count: int) -> dict[str, Any]:
@@ -171,6 +172,7 @@ def _pod(job: JobFile, name: str, options: KubeflowOptions, target: KubeflowTarg
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **({"resources": _equal(own)} if own else {}),
     }
+    # hyperpodrun reports to HyperPod's operator, and takes torchrun's arguments.
     runner = "torchrun" if options.resource == "PyTorchJob" else "hyperpodrun"
     main = {
         "name": names.CONTAINER,
@@ -209,6 +211,7 @@ def literal(value: str) -> str:
 
 def _environment(job: JobFile, options: KubeflowOptions, target: KubeflowTarget) -> list[dict[str, Any]]:
     own = dict(job.spec.environment)
+    # An empty entry would mean the working folder, whose files are the user's.
     path = ":".join(it for it in own.pop("PYTHONPATH", "").split(":") if it)
     ours = {
         JOB_ENVIRONMENT: f"{names.JOB}/{JOB_FILE}",
@@ -237,6 +240,7 @@ def _volumes(job: JobFile, name: str, options: KubeflowOptions) -> tuple[list[di
     ]
     claims: dict[str, str] = {}
     for it in options.volumes:
+        # A claim that is mounted at two places is one volume: a pod may name a claim once.
         volume = claims.setdefault(it.claim, f"claim-{len(claims)}")
         listed.append((volume, {"persistentVolumeClaim": {"claimName": it.claim}}, it.path, it.read_only))
     for index, secret in enumerate(secret_names(job.spec.secrets.values())):
@@ -251,6 +255,7 @@ def _volumes(job: JobFile, name: str, options: KubeflowOptions) -> tuple[list[di
 
 def secret_names(references: Sequence[str] | Any) -> list[str]:
     """The Kubernetes secrets among references, each once."""
+    # k8s:SECRET/KEY: the whole secret is mounted, and the worker reads the key.
     named = (it.removeprefix("k8s:").partition("/")[0] for it in references if it.startswith("k8s:"))
     return list(dict.fromkeys(named))
 

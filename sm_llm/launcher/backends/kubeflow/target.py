@@ -34,6 +34,7 @@ MAX_RESTARTS = 20
 HANG_MINUTES, FIRST_STEP_MINUTES = 30, 120
 # NeuronCores of a Neuron device, as the runtime counts them.
 _CORES_OF_DEVICE = {"trn1": 2, "trn1n": 2, "trn2": 4}
+# Names under which the device plugins of NVIDIA and AWS offer what a node has.
 _NVIDIA, _NEURON, _NEURON_CORES = "nvidia.com/gpu", "aws.amazon.com/neurondevice", "aws.amazon.com/neuroncore"
 _EFA = "vpc.amazonaws.com/efa"
 
@@ -128,6 +129,7 @@ def plan_checks(plan: Plan) -> Checks:
     asked = Asked(job, KubeflowOptions.of(job), program)
     issues = run(BACKEND_CHECKERS, asked)
     lacking = missing("kubernetes")
+    # Known before anything is stored, and shown by a plan all the same.
     unsupported = () if lacking is None else (Issue("kubernetes-client-missing", "backend.name", lacking, "kubeflow"),)
     target = None if errors_of(issues) else _decide(asked, plan)
     return Checks(target, tuple(issues), unsupported)
@@ -136,6 +138,7 @@ def plan_checks(plan: Plan) -> Checks:
 def _decide(asked: Asked, plan: Plan) -> KubeflowTarget:
     job, options = asked.job, asked.options
     restarts = None if options.retry == "none" else options.max_restarts or MAX_RESTARTS
+    # Other tasks and programs print no training line, so their silence means nothing.
     watches = options.resource == "HyperPodPyTorchJob" and isinstance(job.task, TrainTask)
     # Of streamed data the number of steps is not known before the training.
     total = plan.derived.total_steps if plan.derived else None
@@ -366,6 +369,7 @@ def _mount_issue(asked: Asked, path: str, place: str, value: str, *, writes: boo
         problem = "lies on no volume of the pods, and is lost with them" if writes else "lies on no volume of the pods"
         remedy = "Use an address in S3, or mount its file system: backend.volumes"
         yield Issue("place-on-no-mount", path, problem, value, remedy)
+    # Of nested mounts the innermost holds the folder.
     elif writes and max(mounts, key=lambda it: len(it.path)).read_only:
         yield Issue("place-read-only", path, "lies on a volume that is mounted read-only", value, "Mount it writable")
 

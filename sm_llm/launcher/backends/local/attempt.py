@@ -67,6 +67,7 @@ def run_attempt(
         # A supervisor that was killed has left the scratch folders of its attempt.
         for earlier in range(1, job.attempt):
             clear_scratch(paths, earlier)
+        # Before any node starts: a folder that cannot be made fails the attempt at once.
         for node in range(len(request["nodes"])):
             _lay_out(paths, job, request, node)
         ended = _run_nodes(paths, job, request, interrupts, environ, [quiet, recording.quiet])
@@ -94,14 +95,14 @@ class Recording:
         self._home = home
         self._folder = folder
         self._opened = opened
-        self._couriers = periodics
+        self._periodics = periodics
         self._outcome: Outcome | None = None
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """While this lasts no other thread of ours does anything: this process can be forked."""
         with ExitStack() as stack:
-            for periodic in self._couriers:
+            for periodic in self._periodics:
                 stack.enter_context(periodic.quiet())
             yield
 
@@ -135,7 +136,7 @@ class Recording:
     def close(self) -> None:
         """Store what is left, while the run still counts as running."""
         ends = time.monotonic() + CLOSE_SECONDS
-        for periodic in self._couriers:
+        for periodic in self._periodics:
             periodic.close(ends - time.monotonic())
 
 
@@ -159,6 +160,7 @@ def recorded(
 
     An error of our own ends the attempt as failed before it is raised on; one in recording its end is tried again.
     """
+    # The supervisor's own process id, by which other processes signal it.
     opened = Attempt.claim(number, str(os.getpid()))
     # The lock comes first: from here on everybody sees a run that is alive.
     with hold(home.root):
@@ -223,6 +225,7 @@ def _run_nodes(
         )
         if contract is not None:  # the toolkit dies of a signal that its torchrun never gets
             processes.await_descendants(interrupts, job.spec.backend.stop_seconds)
+    # What a program has started and left behind would hold GPUs and ports.
     processes.kill_descendants()
     return ended
 

@@ -104,6 +104,7 @@ class LocalBackend:
             return f"CUDA_VISIBLE_DEVICES={own}, from environment" if own else "CPU, from environment"
         if not gpus:
             return "CPU (no NVIDIA GPU is visible)"
+        # More processes than GPUs are an issue of their own (check_devices).
         used = min(gpus, job.compute.world_size)
         derived = plan.origins.get("compute.processes_per_instance", "").startswith("this machine")
         why = " (compute.processes_per_instance is not set)" if derived else ""
@@ -139,6 +140,7 @@ class LocalBackend:
         if not self.machine.gpus:
             return None
         count = job.compute.processes
+        # Simulated nodes share this machine's GPUs, each node its own.
         return ",".join(self.machine.gpus[node * count : (node + 1) * count])
 
     def starting(
@@ -362,6 +364,7 @@ def _torchrun(job: JobSpec, node: int, rendezvous_id: str, base: Path) -> tuple[
         f"--nnodes={job.compute.instance_count}",
         f"--nproc-per-node={_processes(job)}",
         f"--node-rank={node}",
+        # All nodes are known before the start, so no rendezvous service is needed.
         "--rdzv-backend=static",
         f"--rdzv-id={rendezvous_id}",
         "--master-addr=127.0.0.1",

@@ -44,15 +44,16 @@ _TOOLKIT = ("sagemaker_training", "sagemaker_pytorch_container")
 _TOOLKIT_MODULE = "sagemaker_pytorch_container.training:main"
 _PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
 _GROUP = "homogeneousCluster"
+# All hosts are addresses of this machine's loopback interface, which other machines do not reach.
 _INTERFACE = "lo"
 _DAY = 86_400
 _STAND_IN_TYPE = "ml.m5.2xlarge"
 # What a request needs of an account; nothing here reads it.
 _STAND_IN: dict[str, Any] = {
-    "role": "arn:aws:iam::000000000000:role/rehearsal",
+    "role": "arn:aws:iam::000000000000:role/emulation",
     "region": "us-east-1",
     "image": "built",
-    "image_uri": "rehearsal",
+    "image_uri": "emulation",
     "max_run_seconds": _DAY,
 }
 
@@ -120,6 +121,7 @@ def lay_out(request: Mapping[str, Any], base: Path, node: int, processes: int, o
 
     Raises ``StorageError`` for a channel that cannot be brought here.
     """
+    # A try of this attempt that was rolled back may have left files.
     shutil.rmtree(base, ignore_errors=True)
     container = ContainerPaths(base)
     for folder in (container.config, container.code, container.model, container.output_data, container.scratch):
@@ -196,6 +198,7 @@ def _resource_config(request: Mapping[str, Any], node: int) -> dict[str, Any]:
     names = hosts(sum(it["InstanceCount"] for it in groups))
     described, left = [], list(names)
     for group in groups:
+        # Hosts are counted through the groups in their order.
         own, left = left[: group["InstanceCount"]], left[group["InstanceCount"] :]
         described.append(
             {"instance_group_name": group["InstanceGroupName"], "instance_type": group["InstanceType"], "hosts": own}
@@ -270,5 +273,5 @@ def alone(count: int) -> Iterator[None]:
     if count == 1:
         yield
         return
-    with exclusive(temporary_folder() / "rehearsal.lock"):
+    with exclusive(temporary_folder() / "emulation.lock"):
         yield

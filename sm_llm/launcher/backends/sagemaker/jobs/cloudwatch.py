@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 GROUP = "/aws/sagemaker/TrainingJobs"
+# A stream is named JOB/algo-N-TIME; a host that starts again has a further one.
 _HOST = re.compile(r"/algo-(\d+)(?:-|$)")
 
 
@@ -75,7 +76,9 @@ class CloudWatchCache:
     def _streams(self) -> list[str]:
         client = self.account.client("logs")
         pages = client.get_paginator("describe_log_streams").paginate(
-            logGroupName=GROUP, logStreamNamePrefix=f"{self.job}/"
+            # With the slash, or a job whose name begins with this one's would be among them.
+            logGroupName=GROUP,
+            logStreamNamePrefix=f"{self.job}/",
         )
         try:
             names = [stream["logStreamName"] for page in pages for stream in page["logStreams"]]

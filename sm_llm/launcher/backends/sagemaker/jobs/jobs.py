@@ -104,6 +104,7 @@ def logs_of(
     """Wanted lines of an attempt's hosts, rank 0's first; then new ones while ``still_running``."""
     native_id = next(it.native_id for it in home.record().attempts if it.number == attempt)
     region, name = split_native(native_id)
+    # Copied into the folder of the run on this machine: the lines are then read as those of a local run.
     cache = CloudWatchCache(connect(region), name, home.paths.logs(attempt))
     if wanted.prefix:
         with leaving_alone(home):
@@ -132,6 +133,7 @@ def run_of(native: str, connect: Callable[[str], AwsAccount]) -> str | None:
     region, name = split_native(native)
     account = connect(region)
     try:
+        # Tags are listed by ARN, and the account in it may be another one's.
         arn = describe(account, name)["TrainingJobArn"]
     except NoSuchJob:
         return None

@@ -35,12 +35,14 @@ SECONDARY: dict[str, tuple[RunState, str]] = {
 
 STOPPING_BOUND_SECONDS = 1800
 """A job gets 120 s to stop, and some minutes to clear up; longer than this it is stuck."""
+# Words in the service's messages, which have no code for it.
 _CAPACITY = ("capacity", "unable to provision")
 
 
 def native_state(job: Mapping[str, Any], now: float) -> NativeState:
     """The state of a job as ``DescribeTrainingJob`` returns it, ``now`` in seconds since the epoch."""
     secondary = str(job.get("SecondaryStatus", ""))
+    # The service may have a state that this release does not know: nothing is concluded from it.
     if secondary not in SECONDARY:
         return NativeState(RunState.UNKNOWN, f"{job.get('TrainingJobStatus')} / {secondary}")
     state, words = SECONDARY[secondary]
@@ -61,6 +63,7 @@ def used_seconds(job: Mapping[str, Any]) -> int | None:
         if begun is None or ended is None:
             return None
         used = seconds(ended) - seconds(begun)
+    # The service counts the time of the job, not that of each node.
     return int(used) * node_count(job)
 
 
