@@ -73,6 +73,7 @@ def convert(
     began = time.monotonic()
     if to not in ("nxd", "hf"):
         raise ConversionRefused([Issue("conversion-target-unknown", "to (--to)", "must be nxd or hf", to)])
+    _check_switches(**{"xser (--xser)": xser, "verify (--verify)": verify})
     places = str(source), str(destination), None if config is None else str(config)
     staging = staging_of(*places, scratch, options)
     here = places if staging is None else staging.fetch()
@@ -113,6 +114,14 @@ def _target(destination: str | Path) -> Path:
         problem, remedy = "must be a folder here or in S3", "Name a folder, or s3://bucket/prefix"
         raise ConversionRefused([Issue("destination-not-local", DESTINATION, problem, str(destination), remedy)])
     return Path(destination).expanduser().absolute()
+
+
+def _check_switches(**switches: Any) -> None:
+    """Refuse what is neither true nor false, and None: ``xser="no"`` would count as true."""
+    problem = "must be True or False"
+    wrong = [it for it in switches.items() if not isinstance(it[1], bool | None)]
+    if wrong:
+        raise ConversionRefused([Issue("switch-not-a-flag", path, problem, value) for path, value in wrong])
 
 
 def _workers(workers: int | None) -> int:

@@ -173,7 +173,8 @@ def open_model(folder: Path, given: Given | None = None) -> ShardedModel:
     shards = open_shards(found, decoder(config).buffers)
     # The form of query, key and value shows in the names of the tensors, so it is known only once the shards are open.
     plan = ShardPlan(config, _with_form(found, degrees, shards, given))
-    return ShardedModel(found, at, config, plan, Joined(plan, shards), shards)
+    joined = Joined(plan, shards, has_manifest=found.manifest is not None)
+    return ShardedModel(found, at, config, plan, joined, shards)
 
 
 def _notes(degrees: NxdDegrees) -> list[str]:

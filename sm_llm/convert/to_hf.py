@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 FILE_BYTES = 4 << 30
 """A safetensors file holds no more, unless one tensor is larger."""
-_SMALL_FILE_BYTES, _FILES_AT_ONCE = 256 << 20, 4
-"""A large model makes at least four files, so that several workers have something to do."""
+_SMALL_FILE_BYTES, _FILES_AT_ONCE = 256 << 20, 8
+"""A large model makes at least eight files, so that several workers have something to do until the end."""
 _SHOWN = 4
 
 
@@ -50,8 +50,9 @@ class Tensors(Protocol):
 class Joined:
     """The tensors of a model as the shards hold them, checked: all there, in the shapes that the plan makes."""
 
-    def __init__(self, plan: ShardPlan, shards: Shards) -> None:
-        self._plan, self._shards = plan, shards
+    def __init__(self, plan: ShardPlan, shards: Shards, *, has_manifest: bool = False) -> None:
+        """``has_manifest``: the order of heads is known, so copies that differ are damage."""
+        self._plan, self._shards, self._has_manifest = plan, shards, has_manifest
         tensors = {tp: plan.rank(tp, plan.everything()) for tp in range(plan.degrees.tensor)}
         if issues := [*_name_issues(plan, tensors[0], shards), *self._shape_issues(tensors)]:
             raise ConversionRefused(issues)
@@ -112,11 +113,11 @@ class Joined:
         if first.tensor.name != other.tensor.name:
             remedy = "Set tie_word_embeddings: false in the config.json beside the shards to keep both"
         # With the wrong layout, different heads are taken for copies of one.
-        elif self._plan.degrees.kv_multiplier > 1 and ("k_proj" in name or "v_proj" in name):
+        elif not self._has_manifest and self._plan.degrees.kv_multiplier > 1 and ("k_proj" in name or "v_proj" in name):
             layout = self._plan.degrees.layout
             remedy = f"Give the layout they were written in: --layout {'trn2' if layout == 'trn1' else 'trn1'}"
         else:
-            remedy = "Name a checkpoint whose ranks agree"
+            remedy = "Copy the checkpoint again: files of its ranks are damaged, exchanged or of several checkpoints"
         return Issue("shard-copies-differ", SOURCE, problem, remedy=remedy)
 
     def _shape_issues(self, tensors: Mapping[int, Sequence[ShardTensor]]) -> Iterator[Issue]:
@@ -146,7 +147,10 @@ class Joined:
         problem = f"{tensor.name} of tp rank {tp} has shape {list(view.shape)}, {made}"
         whole = next((math.prod(self._plan.shapes[it.source]) for it in tensor.pieces if it.source), 0)
         held = math.prod(view.shape)
-        if len(tensor.pieces) == 1 and held and whole % held == 0 and whole // held != degrees.tensor:
+        # Only a cut along its own axis can come from another degree; anything else is another tensor.
+        others = [it[: tensor.axis] + it[tensor.axis + 1 :] for it in (view.shape, tensor.shape)]
+        is_cut = len(tensor.pieces) == 1 and len(view.shape) == len(tensor.shape) and others[0] == others[1]
+        if is_cut and held and whole % held == 0 and whole // held != degrees.tensor:
             problem += f"; it is 1/{whole // held} of the whole, so these may be files of tp {whole // held}"
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         remedy = "Give the config.json that these shards were made with (--config), and copy all ranks"

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.convert.files.views import chunks, whole
 from sm_llm.convert.hf_source import open_hf
 from sm_llm.convert.layout import decoder
+from sm_llm.convert.mapping_rules import EMBEDDING, HEAD
 from sm_llm.convert.nxd_source import find_shards, open_shards
 from sm_llm.convert.report import read_manifest
 from sm_llm.convert.simulate import difference
 from sm_llm.convert.to_hf import Joined
 from sm_llm.convert.work import MANIFEST, checksum
 from sm_llm.errors import ConversionError
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,9 +35,27 @@ def verify_nxd(job: ConversionJob, target: Path) -> dict[str, Any]:
     shards = open_shards(find_shards(target), decoder(job.config).buffers)
     joined = Joined(job.plan, shards)
     recorded = _manifest(target)["tensors"]
-    wrong = [name for name in job.plan.shapes if checksum(joined.chunks(name)) != recorded[name]["crc64"]]
-    _raise_for(wrong, "differ from the source when the shards are joined again")
-    return {"checksums": f"{len(recorded)} tensors joined again equal the source", **_logits(job, job.hf, shards)}
+    try:
+        wrong = [name for name in job.plan.shapes if checksum(joined.chunks(name)) != recorded[name]["crc64"]]
+    except ConversionError as error:
+        raise ConversionError(f"{error.issues[0].message if error.issues else error}. Convert again") from None
+    _raise_for([*wrong, *_padding(job, target)], "from the source when the shards are joined again")
+    equal = f"{counted(len(recorded), 'tensor')} joined again equal the source"
+    return {"checksums": equal, **_logits(job, job.hf, shards)}
+
+
+def _padding(job: ConversionJob, target: Path) -> list[str]:
+    """Tensors with rows of padding, which no source has, that are not as they were written."""
+    if job.plan.padded_vocabulary == job.plan.vocabulary:
+        return []
+    files = _manifest(target)["files"]
+    return [
+        f"{name} in {unit.file}"
+        for unit in job.units
+        if unit.file and unit.read is not None
+        for name, pieces in unit.read().items()
+        if name in (EMBEDDING, HEAD) and checksum(pieces) != files[unit.file]["tensors"][name]
+    ]
 
 
 def verify_hf(job: ConversionJob, target: Path) -> dict[str, Any]:
@@ -43,8 +63,8 @@ def verify_hf(job: ConversionJob, target: Path) -> dict[str, Any]:
     views = open_hf(target).views
     recorded = _manifest(target)["tensors"]
     wrong = [name for name, view in views.items() if checksum(chunks([whole(view)], 0)) != recorded[name]["crc64"]]
-    _raise_for(wrong, "differ from the shards when they are read again")
-    found: dict[str, Any] = {"checksums": f"{len(recorded)} tensors equal the joined shards"}
+    _raise_for(wrong, "from the shards when they are read again")
+    found: dict[str, Any] = {"checksums": f"{counted(len(recorded), 'tensor')} equal the joined shards"}
     if job.shards is None:
         return found  # no rank computes with the shards of a distributed checkpoint
     before = (job.recorded or {}).get("tensors")
@@ -73,4 +93,6 @@ def _manifest(target: Path) -> dict[str, Any]:
 
 def _raise_for(wrong: list[str], problem: str) -> None:
     if wrong:
-        raise ConversionError(f"{len(wrong)} tensors {problem}: {', '.join(wrong[:_SHOWN])}. Convert again")
+        differ = "1 tensor differs" if len(wrong) == 1 else f"{len(wrong)} tensors differ"
+        more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        raise ConversionError(f"{differ} {problem}: {', '.join(wrong[:_SHOWN])}{more}. Convert again")

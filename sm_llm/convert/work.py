@@ -147,7 +147,7 @@ class Journal:
                 folder.rmdir()
 
     def _check(self) -> None:
-        if not self.destination.exists():
+        if not self.destination.exists() and not self.destination.is_symlink():
             return
         if not self.destination.is_dir():
             raise ConversionRefused(

@@ -23,6 +23,7 @@ from sm_llm.convert.nxd_source import find_shards, open_shards
 from sm_llm.errors import ConversionError, ConversionRefused
 from sm_llm.models.safetensors_folder import stored_tensors
 from tests.convert.models import CONFIGS, write_model, write_safetensors
+from tests.fixtures.sampling import sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -366,7 +367,7 @@ def test_verify_finds_what_changed_on_the_disk(model: Callable[..., Path], tmp_p
     source = model()
     shards = to_nxd(source, tmp_path / "shards", 2, xser=False, verify=True)
     change(shard(shards, 1), "model.layers.0.self_attn.o_proj.weight")
-    with pytest.raises(ConversionError, match=r"1 tensors differ from the source.*layers\.0\.self_attn\.o_proj"):
+    with pytest.raises(ConversionError, match=r"1 tensor differs from the source.*layers\.0\.self_attn\.o_proj"):
         to_nxd(source, shards, 2, xser=False, verify=True)
 
 
@@ -388,6 +389,84 @@ def test_pickled_weights_are_read_like_safetensors(model: Callable[..., Path], t
     assert manifest(tmp_path / "one")["files"] == manifest(tmp_path / "two")["files"]
 
 
+def test_verify_finds_a_bit_of_padding_and_of_a_copy(model: Callable[..., Path], tmp_path: Path) -> None:
+    """No source has these bits; a padded row takes part in the softmax."""
+    source = model(vocab_size=1001)
+    padded = to_nxd(source, tmp_path / "padded", 4, xser=False)
+    path = shard(padded, 3)
+    held = read_torch_file(path)["lm_head.weight"]
+    with path.open("r+b") as file:
+        file.seek(held.offset + held.size - 1)
+        file.write(b"\x40")
+    with pytest.raises(
+        ConversionError, match=r"1 tensor differs .*lm_head\.weight in model/.*tp_rank_03.*Convert again"
+    ):
+        to_nxd(source, padded, 4, xser=False, verify=True)
+    copied = to_nxd(source, tmp_path / "copied", 4, xser=False)
+    change(shard(copied, 1), "model.norm.weight")
+    with pytest.raises(ConversionError, match=r"model\.norm\.weight.*they differ\. Convert again"):
+        to_nxd(source, copied, 4, xser=False, verify=True)
+
+
+def test_ranks_that_were_exchanged_are_damage_where_a_manifest_knows_the_order(
+    model: Callable[..., Path], tmp_path: Path
+) -> None:
+    shards = to_nxd(model(), tmp_path / "shards", 4, xser=False)
+    bodies = [shard(shards, rank).read_bytes() for rank in (1, 2)]
+    for rank, body in zip((2, 1), bodies, strict=True):
+        shard(shards, rank).write_bytes(body)
+    with pytest.raises(ConversionError, match=r"must be copies .*Copy the checkpoint again"):
+        sm_llm.convert(shards, tmp_path / "back", to="hf")
+
+
+def test_ranks_of_two_checkpoints_are_not_joined(model: Callable[..., Path], tmp_path: Path) -> None:
+    source = model()
+    shards = to_nxd(source, tmp_path / "shards", 4, xser=False)
+    other = to_nxd(source, tmp_path / "two", 2, xser=False)
+    whole_file = shard(shards, 1).read_bytes()
+    shutil.copy(shard(other, 1), shard(shards, 1))
+    with pytest.raises(ConversionRefused, match=r"embed_tokens.* of tp rank 1 has shape \[51, 64\]"):
+        sm_llm.convert(shards, tmp_path / "back", to="hf")
+    xser = to_nxd(source, tmp_path / "xser", 4)
+    shard(xser, 1).write_bytes(whole_file)
+    with pytest.raises(ConversionRefused, match="two checkpoints are mixed"):
+        sm_llm.convert(xser, tmp_path / "back", to="hf")
+    shard(xser, 1).unlink()
+    to_nxd(source, tmp_path / "again", 4)
+    folder = tmp_path / "again" / "model" / f"{shard(xser, 1).name}.tensors"
+    shutil.copy(folder / "tensor_4.pt", folder / "tensor_3.pt")
+    with pytest.raises(ConversionRefused, match=r"has shape \[64\], the config makes it \[64, 24\] with tp 4\. Give"):
+        sm_llm.convert(tmp_path / "again", tmp_path / "back", to="hf")
+
+
+@pytest.mark.parametrize("moment", sample([0.02, 0.1, 0.3, 0.5, 0.7, 0.95], 1))
+def test_a_conversion_that_was_killed_continues_only_as_itself(
+    moment: float, model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Other options, and a source that was changed in between, are refused; what is there stays as it is."""
+    source, target = model(num_hidden_layers=4), tmp_path / "killed"
+    given: dict[str, Any] = {"pipeline_parallel_degree": 2, "qkv": "linear", "xser": False}
+    to_nxd(source, tmp_path / "whole", 4, **given)
+    code = KILLED.replace("0.9", str(moment)).replace("workers=2", f"workers=2, **{given!r}")
+    assert subprocess.run([sys.executable, "-c", code, *map(str, (source, target, "nxd", 4))]).returncode == -9
+    weights = source / "model.safetensors"
+    for changed in ({"qkv": "fused"}, {"layout": "trn2"}, {"xser": True}, {"pipeline_parallel_degree": 1}):
+        with pytest.raises(ConversionRefused, match="unfinished conversion of other weights or with other settings"):
+            to_nxd(source, target, 4, **{**given, **changed})
+    body, dates = weights.read_bytes(), weights.stat()
+    weights.write_bytes(body[:-1] + bytes([body[-1] ^ 1]))
+    with pytest.raises(ConversionRefused, match="unfinished conversion of other weights or with other settings"):
+        to_nxd(source, target, 4, **given)
+    weights.write_bytes(body)
+    os.utime(weights, ns=(dates.st_atime_ns, dates.st_mtime_ns))
+    to_nxd(source, target, 4, **given, workers=1, verify=True)
+    wanted, found = (
+        {str(it.relative_to(folder)): it.read_bytes() for it in folder.rglob("*") if it.is_file()}
+        for folder in (tmp_path / "whole", target)
+    )
+    assert found == wanted
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"source": "hf://org/name"}, r"SRC: must be a folder here or in S3.*Copy it first: sm-llm fetch hf://org/name"),
     ({"scratch": "/tmp"}, r"scratch \(--scratch\): has no effect"),
@@ -401,6 +480,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tensor_parallel_degree": None}, r"tensor_parallel_degree \(--tp\): is required"),
     ({"config": "x"}, r"config \(--config\): has no effect with --to nxd"),
     ({"to": "hf"}, r"holds no shards"),
+    ({"xser": "no"}, r"xser \(--xser\): must be True or False \(got 'no'\)"),
+    ({"verify": 1}, r"verify \(--verify\): must be True or False \(got 1\)"),
     ({"to": "hf", "xser": True}, r"has no effect with --to hf"),
 ]
 
@@ -463,6 +544,12 @@ def test_a_file_in_the_way_is_named(model: Callable[..., Path], tmp_path: Path) 
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConversionError, match=r"file/shards.*Check the permissions"):
         to_nxd(model(), tmp_path / "file" / "shards", 2)
+
+
+def test_a_link_to_nothing_is_no_destination(model: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConversionRefused, match="DST: must be a folder"):
+        to_nxd(model(), tmp_path / "link", 2)
 
 
 def test_a_folder_without_weights_is_named(model: Callable[..., Path], tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from itertools import cycle
+import shutil
+from itertools import cycle, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from sm_llm.convert.nxd_source import find_shards, open_shards
 from sm_llm.convert.simulate import Sharded, Whole, logits, prompt
 from sm_llm.errors import ConversionRefused
 from tests.convert.models import CONFIGS, write_model
+from tests.fixtures.sampling import pick
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,6 +100,48 @@ def test_logits_of_the_shards_are_those_of_transformers(heads: str, tmp_path: Pa
             sm_llm.convert(target, tmp_path / f"back{target.name}", to="hf")
             back = open_hf(tmp_path / f"back{target.name}")
             assert np.abs(logits(back.config, Whole(back.views), ids) - wanted[source]).max() < TOLERANCE
+
+
+STAGES = [(1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (1, 5)]
+"""Stages and virtual stages of five layers: 5; 2, 3; 1, 2, 2; …"""
+GRID = list(
+    product(("F32", "BF16"), (False, True), ("trn1", "trn2"), STAGES, ("fused", "linear", "split", "coalesced"))
+)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("heads", HEADS)
+def test_CV09_CV13_every_cell_of_the_grid_has_its_function_and_comes_back(heads: str, tmp_path: Path) -> None:
+    """The whole product of format, tie, order of heads, stages and form, each at every tp; the vocabulary is odd."""
+    query, kv = HEADS[heads]
+    sizes = {"num_attention_heads": query, "num_key_value_heads": kv, "head_dim": 8}
+    sizes |= {"num_hidden_layers": 5, "hidden_size": 96}
+    models: dict[tuple[str, bool], tuple[Path, np.ndarray]] = {}
+    ids = prompt(101)
+    for number, (dtype, tied, layout, (pipeline, virtual), form) in enumerate(pick(GRID, 2)):
+        if (dtype, tied) not in models:
+            source = write_model(
+                tmp_path / f"{dtype}{tied}", {**CONFIGS["llama"], **sizes, "tie_word_embeddings": tied}, dtype
+            )
+            models[dtype, tied] = source, reference(source, ids)
+        source, wanted = models[dtype, tied]
+        given: dict[str, Any] = {"pipeline_parallel_degree": pipeline, "virtual_pipeline_degree": virtual}
+        given |= {"to": "nxd", "qkv": form, "layout": layout, "xser": number % 3 == 0}
+        for tensor in VALID[heads]:
+            shards, back = tmp_path / f"{number}-{tensor}", tmp_path / f"{number}-{tensor}-back"
+            if (form == "split" and tensor > kv) or (form == "coalesced" and query != kv):
+                with pytest.raises(ConversionRefused, match=r"cannot copy|as many query heads"):
+                    sm_llm.convert(source, shards, tensor_parallel_degree=tensor, **given)
+                continue
+            sm_llm.convert(source, shards, tensor_parallel_degree=tensor, **given)
+            assert np.abs(of_shards(shards, ids) - wanted).max() < TOLERANCE, (tensor, tied, dtype, given)
+            sm_llm.convert(shards, back, to="hf")
+            held, found = (open_hf(it).views for it in (source, back))
+            assert {name: it.array().tobytes() for name, it in held.items()} == {
+                name: it.array().tobytes() for name, it in found.items()
+            }
+            for folder in (shards, back):
+                shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("family", [it for it in CONFIGS if it != "llama"])

@@ -168,11 +168,14 @@ def _bytes(array: Raw) -> memoryview:
     return memoryview(flat)
 
 
-def same(first: Raw, second: Raw) -> bool:
+def same(first: Raw, other: Raw) -> bool:
     """Whether two arrays of one shape have the same bits, compared piece by piece."""
+    if first.flags.c_contiguous and other.flags.c_contiguous and first.nbytes % 8 == 0:
+        # Eight bytes at a time: a quarter of the time that bf16 elements take.
+        first, other = (it.reshape(-1).view(np.uint64) for it in (first, other))
     block = max(1, CHUNK_BYTES // max(1, first.itemsize * math.prod(first.shape[1:])))
     steps = range(0, len(first), block)
-    return all(np.array_equal(first[it : it + block], second[it : it + block]) for it in steps)
+    return all(np.array_equal(first[it : it + block], other[it : it + block]) for it in steps)
 
 
 def to_float(raw: Raw, dtype: str) -> npt.NDArray[np.float64]:
