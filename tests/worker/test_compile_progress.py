@@ -9,7 +9,7 @@ from worker_jobs import events, job_environment, job_file, train_task
 
 from sm_llm.errors import RunFailed
 from sm_llm.worker.context import WorkerContext
-from sm_llm.worker.tasks.compile_progress import REPORT_SECONDS, CompileProgress
+from sm_llm.worker.supervision.compile_progress import REPORT_SECONDS, CompileProgress
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -113,7 +113,7 @@ def test_a_training_that_fails_under_the_compiler_is_named(neuron: Path, tmp_pat
     assert "absent" in message
 
 
-WAITS = "sm_llm.worker.tasks.compile_progress"
+WAITS = "sm_llm.worker.supervision.compile_progress"
 EAGER = f"import {WAITS} as progress; progress.POLL_SECONDS = progress.REPORT_SECONDS = 0.2"
 """Progress at once, so that no test waits for it."""
 

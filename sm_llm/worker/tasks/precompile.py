@@ -30,9 +30,9 @@ from sm_llm.worker.inputs.graph_cache import open_cache
 from sm_llm.worker.publishing.publish_final import publish_final, result_folder
 from sm_llm.worker.runtime.stop import Stopping
 from sm_llm.worker.script.child_program import Program
+from sm_llm.worker.supervision.compile_progress import CompileProgress
 from sm_llm.worker.supervision.failure_report import FAILED
 from sm_llm.worker.supervision.store_all_gather import StoreAllGather
-from sm_llm.worker.tasks.compile_progress import CompileProgress
 from sm_llm.worker.training.job_setup import config_of
 from sm_llm.worker.versions import versions
 
