@@ -34,7 +34,9 @@ if TYPE_CHECKING:
         SmLlmError,
         SpecError,
         StorageError,
+        StorageRefused,
         SubmitError,
+        UsageError,
     )
     from sm_llm.launcher.api import launch, load_spec, prepare
     from sm_llm.launcher.backends.sagemaker.sdk.estimators import distribution, estimator
@@ -66,7 +68,9 @@ __all__ = [
     "SmLlmError",
     "SpecError",
     "StorageError",
+    "StorageRefused",
     "SubmitError",
+    "UsageError",
     "WorkflowSpec",
     "attach",
     "convert",

@@ -9,7 +9,9 @@
     │   ├── LaunchRefused    what was asked for does not fit the run as it is: nothing was started
     │   └── RunNotFound      no run has the name, id or address that was given
     ├── RunFailed        a run ended without doing its job
+    ├── UsageError       an argument or option cannot be used as it is: nothing was started
     ├── StorageError     storage could not be read or written
+    │   └── StorageRefused   an address or option of storage cannot be used: nothing was read or written
     ├── CheckpointError  no usable checkpoint, or one that does not fit
     ├── ConversionError  a checkpoint could not be converted
     │   └── ConversionRefused    source, degrees or destination do not fit: nothing was written
@@ -168,8 +170,16 @@ class RunFailed(SmLlmError):
     """A run ended without completing; the message names the cause and where to look."""
 
 
+class UsageError(SmLlmError):
+    """An argument or option cannot be used as it is; nothing was started or written."""
+
+
 class StorageError(SmLlmError):
     """Storage could not be read or written. Never means "nothing is there"."""
+
+
+class StorageRefused(StorageError):
+    """An address or option of storage cannot be used as it is; nothing was read or written."""
 
 
 class CheckpointError(SmLlmError):

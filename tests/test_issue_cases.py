@@ -257,6 +257,8 @@ CASES: list[Case] = [
     ("override-of-steps-in-a-job", TRAIN, ("steps.a.task.max_steps=1",)),
     ("override-too-deep", TRAIN, ("a." * 100 + "b=1",)),
     ("override-type-invalid", TRAIN, (3,)),
+    ("value-given-twice", TRAIN, ({"task": {"max_steps": 3}, "task.max_steps": 5},)),
+    ("conversion-setting-without-effect", CONVERT, ("task.xser=false",)),
     ("secret-written-out", TRAIN, ("environment.HF=hf_" + "a" * 34,)),
     ("field-name-invalid", TRAIN, ({"task..x": 1},)),
     ("field-too-deep", TRAIN, ({"a." * 100 + "b": 1},)),
@@ -311,6 +313,9 @@ PLANNED: list[Case] = [
     ("warmup-spans-schedule", TRAIN, ("task.optim.warmup_steps=4",)),
     ("schedule-setting-without-effect", TRAIN, ("task.optim.decay_fraction=0.5",)),
     ("setting-without-effect", TRAIN, ("task.not_finite.limit=3",)),
+    ("storage-option-without-effect", TRAIN, ("storage_options.kms_key_id=k",)),
+    ("variable-without-effect", TRAIN, ("environment.OMP_NUM_THREADS=2", "backend.threads_per_process=1")),
+    ("input-mode-without-effect", SCRIPT, ({"inputs": {"a": {"uri": "s3://bucket/x", "mode": "File"}}},)),
     ("plateau-without-validation", TRAIN, ("task.optim.schedule=plateau",)),
     ("processes-idle", PREPARE, ("compute.processes_per_instance=2",)),
     ("random-tokens-paid", ON_SAGEMAKER, ()),
@@ -354,7 +359,8 @@ ELSEWHERE = {
 """Of files and of texts as such: tests/spec/test_yaml_text.py, test_sizes.py, test_load.py, test_defaults.py and
 test_template.py."""
 COVERED = ("spec/validation/", "spec/loading/", "spec/environment/", "spec/derive.py", "launcher/planning/checks.py",
-           "launcher/planning/draft.py", "launcher/planning/source_contents.py")  # fmt: skip
+           "launcher/planning/draft.py", "launcher/planning/source_contents.py",
+           "launcher/planning/unread_settings.py")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

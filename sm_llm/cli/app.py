@@ -18,12 +18,16 @@ from sm_llm.errors import (
     RunNotFound,
     SmLlmError,
     SpecError,
+    StorageRefused,
+    UsageError,
 )
 from sm_llm.runs.run_states import EXIT_MEANINGS, USAGE_EXIT_CODE
 from sm_llm.terminal import clean_streams, say
 
 # Errors of what was asked for; in this process all of them are raised before anything is started.
-_REFUSALS = (SpecError, PlanError, LaunchRefused, RunNotFound, CheckpointError, ConversionRefused)
+_REFUSALS = (
+    SpecError, PlanError, LaunchRefused, RunNotFound, CheckpointError, ConversionRefused, StorageRefused, UsageError,
+)  # fmt: skip
 
 VERBS = {
     "fit": "sm_llm.launcher.api:launch",

@@ -26,7 +26,7 @@ def attach(run: RunName = None, storage: Storage = None) -> None:
     from sm_llm.launcher.find_runs import attach as find
     from sm_llm.runs.run_states import EXIT_CODES
 
-    state = follow_live(find(run, storage=storage), console())
+    state = follow_live(find(run, storage=storage, running_first=True), console())
     # None: Ctrl-C ended the display alone, and the run continues.
     raise typer.Exit(0 if state is None else EXIT_CODES.get(state, 0))
 
@@ -70,7 +70,7 @@ def stop(
     from sm_llm.launcher.display.live import see_it_stop
     from sm_llm.launcher.find_runs import attach as find
 
-    found = find(run, storage=storage)
+    found = find(run, storage=storage, running_first=True)
     # No error: the run is over, as was asked for.
     if found.attempts and (state := found.state).is_final:
         say(f"{found.id} is {state.value}: there is nothing to stop", err=as_json)
@@ -107,7 +107,7 @@ def shell(
     from sm_llm.launcher.tools.shell import shell as enter
     from sm_llm.launcher.tools.shell import shell_command
 
-    found = find(run, storage=storage)
+    found = find(run, storage=storage, running_first=True)
     # The shell replaces this process, so nothing after this call is reached.
     if not print_only:
         enter(found, node)

@@ -7,8 +7,10 @@ from typing import Annotated, NoReturn
 import typer
 
 from sm_llm.cli.app import app
-from sm_llm.cli.options import AsJson, Overrides, S3Access, print_json, s3_access
+from sm_llm.cli.options import AsJson, Overrides, S3Access, print_json, s3_access, with_user_options
 from sm_llm.terminal import say
+
+_STEPS = 24
 
 
 @app.command()
@@ -24,7 +26,9 @@ def doctor(
     backend: Annotated[
         str | None, typer.Option(metavar="NAME", help="Check the cluster that backend.KEY=VALUE describe: slurm.")
     ] = None,
-    steps: Annotated[int, typer.Option(help="With --resume-proof: train so many steps, twice.")] = 24,
+    steps: Annotated[
+        int | None, typer.Option(help="With --resume-proof: train so many steps, twice. [default: 24]")
+    ] = None,
     as_json: AsJson = False,
     *,
     options: S3Access,
@@ -45,6 +49,10 @@ def doctor(
     # Each proves something else, and their options do not mix.
     if [storage, resume_proof, backend].count(None) != 2:
         raise typer.BadParameter("give --storage, --resume-proof or --backend")
+    if steps is not None and resume_proof is None:
+        raise typer.BadParameter("--steps has no effect without --resume-proof")
+    if storage is None and options != with_user_options(S3Access()):
+        raise typer.BadParameter("options of S3 have no effect without --storage; write storage_options.KEY=VALUE")
     if backend is not None:
         from sm_llm.launcher.tools.clusters import check_cluster
 
@@ -55,7 +63,7 @@ def doctor(
         from sm_llm.launcher.tools.resume_check import check_resume
 
         tell = lambda text: say(text, err=True)  # noqa: E731
-        proof = check_resume(resume_proof, *overrides or (), steps=steps, tell=tell)
+        proof = check_resume(resume_proof, *overrides or (), steps=_STEPS if steps is None else steps, tell=tell)
         _answer(proof.to_json(), proof.text(), proof.ok, as_json)
     assert storage is not None
     # Only a job has values to override.

@@ -87,7 +87,7 @@ def s3_access(verb: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(verb)
     def with_access(**given: Any) -> None:
-        verb(options=_with_user_options(S3Options(**{name: given.pop(name) for name in _S3_ACCESS})), **given)
+        verb(options=with_user_options(S3Options(**{name: given.pop(name) for name in _S3_ACCESS})), **given)
 
     own = inspect.signature(verb, eval_str=True)
     # The fields of S3Options are options of their own in place of the one argument.
@@ -101,7 +101,7 @@ def s3_access(verb: Callable[..., None]) -> Callable[..., None]:
     return with_access
 
 
-def _with_user_options(given: S3Options) -> S3Options:
+def with_user_options(given: S3Options) -> S3Options:
     if not has_user_defaults(os.environ):
         return given  # sooner: a short copy takes less time than reading defaults
     from sm_llm.runs.locate import user_options

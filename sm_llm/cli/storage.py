@@ -9,7 +9,7 @@ import typer
 
 from sm_llm.cli.app import app
 from sm_llm.cli.options import AsJson, S3Access, console, print_json, s3_access
-from sm_llm.errors import StorageError
+from sm_llm.errors import UsageError
 from sm_llm.terminal import say
 
 
@@ -67,7 +67,7 @@ def _bytes(text: str) -> int:
     """``200MiB``, ``1.5GB`` or plain bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?(?:/s)?", text, re.IGNORECASE)
     if match is None:
-        raise StorageError(f"--bandwidth: {text!r} is not an amount of bytes. Write for example 200MiB")
+        raise UsageError(f"--bandwidth: {text!r} is not an amount of bytes. Write for example 200MiB")
     # KiB and MiB count in 1024, KB and MB in 1000.
     base = 1024 if match[3] else 1000
     return int(float(match[1]) * float(base ** " KMGT".index(match[2].upper() or " ")))

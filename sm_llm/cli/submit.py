@@ -22,7 +22,7 @@ from sm_llm.cli.options import (
     print_json,
     typed,
 )
-from sm_llm.errors import SmLlmError
+from sm_llm.errors import UsageError
 from sm_llm.launcher.display.formatting import listed
 from sm_llm.terminal import quoted, say
 
@@ -55,12 +55,17 @@ def fit(
     from sm_llm.launcher.api import launch
 
     if dry_run:
+        if new or wait is not None:
+            option = "--new" if new else "--wait" if wait else "--no-wait"
+            raise typer.BadParameter(f"{option} has no effect with --dry-run, which starts nothing")
         from sm_llm.launcher.api import preview
+        from sm_llm.launcher.continuation import compare_starts
         from sm_llm.launcher.planning.input_places import check_places
 
         plans, submissions = preview(spec, *overrides or ())
         # Before anything is printed: standard output gets all requests or none.
         check_places(plans)
+        compare_starts(plans, remote=True)
         for it in plans:  # standard output is for what would be sent
             say("\n".join([f"{it.job.name}:", *it.start_lines()]), err=True)
         if as_json or not all(it.document for it in submissions):
@@ -85,11 +90,13 @@ def plan(spec: Spec, overrides: Overrides = None, as_json: AsJson = False) -> No
       sm-llm plan tiny-local
       sm-llm plan job.yaml task.max_tokens=1000000000 --json
     """
+    from sm_llm.launcher.continuation import compare_starts
     from sm_llm.launcher.planner import plan as make_plan
     from sm_llm.launcher.planning.input_places import check_places
 
     plans = make_plan(spec, *overrides or ())
     check_places(plans)
+    compare_starts(plans, remote=True)
     if as_json:
         print_json([it.to_json() for it in plans])
     else:
@@ -138,9 +145,9 @@ def init(
             stream.write(text)
     except FileExistsError:
         remedy = f"Give another name, or remove it first: rm {quoted(file)}"
-        raise SmLlmError(f"{file}: is there already, and may hold your changes. {remedy}") from None
+        raise UsageError(f"{file}: is there already, and may hold your changes. {remedy}") from None
     except OSError as error:
-        raise SmLlmError(f"{file}: cannot be written ({error.strerror})") from None
+        raise UsageError(f"{file}: cannot be written ({error.strerror})") from None
     say(f"Wrote {file}. Next: sm-llm plan {quoted(file)}")
 
 
@@ -176,15 +183,13 @@ def prepare(
     for path in (it.partition("=")[0] for it in overrides):
         if options.get(path):
             raise typer.BadParameter(f"{path} is given as an option as well, and only one of the two can count")
-    task: dict[str, Any] = {
-        "kind": "prepare",
-        "sources": texts,
-        "seq_length": seq_length,
-        "validation_fraction": validation_fraction,
-    }
+    task: dict[str, Any] = {"sources": texts, "seq_length": seq_length}
+    if options["task.validation_fraction"]:
+        task["validation_fraction"] = validation_fraction
     if tokenizer is not None:
         task["tokenizer"] = tokenizer
-    given = TypedFields({"name": name, "task": task})  # given again: so their issues name the command line
+    # Given again: so their issues name the command line. What is left out there may be an override.
+    given = TypedFields({"task": task, **({"name": name} if options["name"] else {})})
 
     def begin(new: bool) -> Run:
         return start(

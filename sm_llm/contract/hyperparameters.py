@@ -13,6 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, SpecError
+from sm_llm.spec.loading.overrides import Hyperparameter
 from sm_llm.spec.loading.yaml_text import to_yaml
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def read_hyperparameters(path: Path, argv: Sequence[str], environ: Mapping[str, 
 
 def overrides(hyperparameters: Mapping[str, str]) -> list[str]:
     """Those that change the specification, as ``key.path=value``."""
-    return [f"{name}={text}" for name, text in hyperparameters.items() if not is_reserved(name)]
+    return [Hyperparameter(f"{name}={text}") for name, text in hyperparameters.items() if not is_reserved(name)]
 
 
 def is_reserved(name: str) -> bool:
@@ -93,7 +94,7 @@ def _unquoted(change: str) -> str:
         inside = json.loads(text)
     except ValueError:
         return change
-    return f"{name}={'null' if inside == 'None' else inside}"
+    return type(change)(f"{name}={'null' if inside == 'None' else inside}")
 
 
 def _of_file(path: Path) -> dict[str, str]:
@@ -124,12 +125,16 @@ def of_arguments(argv: Sequence[str]) -> dict[str, str]:
         word = rest.pop(0)
         name, equals, text = word.partition("=")
         if equals and name.lstrip("-"):
-            found[name.removeprefix("--")] = text
+            name = name.removeprefix("--")
         elif word.startswith("--") and len(word) > len("--") and rest and not rest[0].startswith("--"):
-            found[word.removeprefix("--")] = rest.pop(0)
+            name, text = word.removeprefix("--"), rest.pop(0)
         else:
             remedy = "Write --key.path value, for example --task.max_steps 100"
             issues.append(Issue("argument-not-an-override", word, "is not an override", remedy=remedy))
+            continue
+        if found.setdefault(name, text) != text:
+            problem = f"is given twice: {found[name]} and {text}"
+            issues.append(Issue("hyperparameter-repeated", name, problem, remedy="Keep one"))
     if issues:
         raise SpecError(issues)
     return found

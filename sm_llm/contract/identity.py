@@ -178,10 +178,13 @@ def refusals(
     return issues
 
 
-def length_issue(task: TrainTask, total_steps: int | None, step: int, *, may_equal: bool) -> Issue | None:
+def length_issue(
+    task: TrainTask, total_steps: int | None, step: int, *, may_equal: bool, own: Identity | None = None
+) -> Issue | None:
     """Why a checkpoint of ``step`` leaves nothing to do for a training of ``total_steps`` in all; None if it does not.
 
-    ``may_equal``: a checkpoint of the very last step is good, its model is published as it is.
+    ``may_equal``: a checkpoint of the very last step is good, its model is published as it is. ``own`` is the identity
+    of a checkpoint of the run itself, whose schedule the remedy keeps.
     """
     if total_steps is None or step < total_steps or (may_equal and step == total_steps):
         return None
@@ -193,8 +196,18 @@ def length_issue(task: TrainTask, total_steps: int | None, step: int, *, may_equ
     # ``value`` may count tokens or epochs: converted at the rate of ``total_steps`` steps for ``value``, rounded up.
     longer = -(-2 * step * value // total_steps)  # at least twice what is done
     steps = "" if name == "max_steps" else f", which gives more than {counted(step, 'step')}"
-    remedy = f"Ask for more, counted from step 0: task.{name}={longer}{steps}; or begin with an earlier checkpoint"
+    course = _kept_course(task, own or {})
+    remedy = (
+        f"Ask for more, counted from step 0: task.{name}={longer}{course}{steps}; or begin with an earlier checkpoint"
+    )
     return Issue("checkpoint-already-at-length", f"task.{name}", problem, value, remedy)
+
+
+def _kept_course(task: TrainTask, own: Identity) -> str:
+    """What to type beside another length, so that the schedule of a run's own checkpoint stays as it is."""
+    span = own.get(FieldClass.SCHEDULE, {}).get(SCHEDULE_STEPS)
+    depends = task.optim.schedule not in _UNBOUNDED or bool(task.optim.warmup_fraction)
+    return f" {SCHEDULE_STEPS}={span}" if span and depends and task.optim.schedule_steps is None else ""
 
 
 def _model_issue(it: Difference, step: int, ways: WaysOut, *, is_own: bool) -> Issue:

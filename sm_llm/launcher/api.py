@@ -112,11 +112,12 @@ def preview(source: Source, *overrides: Override, **fields: Any) -> tuple[list[P
     """
     from sm_llm.launcher.backend import backend, workflows_of
     from sm_llm.launcher.job_inputs import rendered
-    from sm_llm.launcher.planner import load_whole, plan_loaded
+    from sm_llm.launcher.planner import compare_local_starts, load_whole, plan_loaded
     from sm_llm.spec.job import WorkflowSpec
 
     loaded = load_whole(source, overrides, fields)
     plans, run_id = plan_loaded(loaded), generate_run_id(loaded.spec.name)
+    compare_local_starts(plans)
     run_uri = join(storage_root(loaded.spec), run_id)
     if isinstance(loaded.spec, WorkflowSpec):
         target = workflows_of(backend(loaded.spec.backend.name))

@@ -16,11 +16,12 @@ from sm_llm.contract.identity import (
     refusals,
 )
 from sm_llm.errors import CheckpointError, DataError, PlanError, SmLlmError, StorageError
-from sm_llm.launcher.planning.local_places import local_folder
+from sm_llm.launcher.planning.local_places import is_reference, local_folder
 from sm_llm.spec.field_classes import FieldClass
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.training import CheckpointStart, JsonRowsData, RowsData, StreamData, SyntheticData
-from sm_llm.storage.uri import open_store, run_and_step
+from sm_llm.storage.uri import is_s3, open_store, run_and_step
+from sm_llm.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,18 +58,31 @@ def assert_continues(
     return notes
 
 
-def assert_starts(plans: Iterable[Plan]) -> list[str]:
-    """The same for checkpoints of other runs that jobs start from (``task.start.checkpoint``)."""
+def assert_starts(plans: Sequence[Plan], *, remote: bool | None = None) -> list[str]:
+    """The same for checkpoints of other runs that jobs start from (``task.start.checkpoint``).
+
+    ``remote``: only those in S3, or only those on this machine.
+    """
     issues: list[Issue] = []
     notes: list[str] = []
     for plan in plans:
-        task = plan.job.task
-        if isinstance(task, TrainTask) and isinstance(task.start, CheckpointStart):
-            place, step = run_and_step(task.start.checkpoint)
+        task, prefix = plan.job.task, f"steps.{plan.step}." if plan.step else ""
+        if not isinstance(task, TrainTask) or not isinstance(task.start, CheckpointStart):
+            continue
+        place, step = run_and_step(task.start.checkpoint)
+        if is_reference(task.start.checkpoint):
+            notes.append(f"{prefix}task.start.checkpoint: {place} is not there yet, the job compares it with its model")
+        elif remote in (None, is_s3(place)):
             store = open_store(place, plan.job.storage_options.model_dump())
-            issues += _issues(plan, store, None, step, WaysOut(place), notes, is_own=False)
+            found = _issues(plan, store, None, step, WaysOut(place), notes, is_own=False)
+            issues += [replace(issue, path=f"{prefix}{issue.path}") for issue in found]
     _refuse(issues, plans)
     return notes
+
+
+def compare_starts(plans: Sequence[Plan], *, remote: bool) -> None:
+    """``assert_starts`` where nothing is started: what could not be compared goes to standard error at once."""
+    say(*assert_starts(plans, remote=remote), err=True)
 
 
 def _refuse(issues: list[Issue], plans: Iterable[Plan]) -> None:
@@ -98,7 +112,8 @@ def _issues(
         notes.append(f"continues with changes: {'; '.join(map(str, found))}")
     total = None if plan.derived is None else plan.derived.total_steps
     # A length that the checkpoint has passed explains differences of the schedule, which are not listed beside it.
-    if (too_short := length_issue(task, total, meta[0], may_equal=is_own)) is not None:
+    own = recorded_identity(meta[1]) if is_own else None
+    if (too_short := length_issue(task, total, meta[0], may_equal=is_own, own=own)) is not None:
         found = [it for it in found if it.field_class is not FieldClass.SCHEDULE]
     issues = refusals(
         found,

@@ -33,13 +33,14 @@ SHOWN_RUNS = 20
 _SPEC_SUFFIXES = (".yaml", ".yml")
 
 
-def attach(run: str | Path | None = None, *, storage: str | Path | None = None) -> Run:
+def attach(run: str | Path | None = None, *, storage: str | Path | None = None, running_first: bool = False) -> Run:
     """The handle of a run that exists, from any process or machine that sees its storage.
 
     ``run`` is the run's folder or ``s3://`` (``file://``) URI, its id or name, the native job of one of its attempts
     (``local://host/process``, ``sagemaker://region/job`` or that job's ARN), a specification's YAML file (the newest
     run of that specification, in the storage that it names), or None: the newest run. Names, ids and None are looked
-    for below ``storage``; without it below the user's default storage and ``./runs``. A name means its newest run.
+    for below ``storage``; without it below the user's default storage and ``./runs``. A name means its newest run;
+    with ``running_first``, where that has ended, the newest that runs. Others that run are named on standard error.
     Raises ``RunNotFound`` naming where it searched, and what is there.
     """
     # An address or a native job means exactly one run and a file means one specification; only a bare name is searched
@@ -53,10 +54,26 @@ def attach(run: str | Path | None = None, *, storage: str | Path | None = None) 
     records = {place: run_records(place) for place in places}
     wanted = [it for found in records.values() for it in found if run is None or str(run) in (it[1].run_id, it[1].name)]
     if wanted:
-        chosen = max(wanted, key=_by_age)
-        _name_unfinished(str(run), chosen[1], [record for _, record in wanted])
+        chosen, is_reported = _chosen(wanted, running_first=running_first)
+        if not is_reported:
+            _name_unfinished(str(run), chosen[1], [record for _, record in wanted])
         return Run(chosen[0])
     raise RunNotFound(_not_found("no run yet" if run is None else f"no run {str(run)!r}", records))
+
+
+def _chosen(
+    wanted: Sequence[tuple[RunStore, RunRecord]], *, running_first: bool
+) -> tuple[tuple[RunStore, RunRecord], bool]:
+    """The newest run, or the newest that runs, and whether something was reported: others that run are named."""
+    newest = max(wanted, key=_by_age)
+    open_ended = sorted((it for it in wanted if it[1].outcome is None and it[1].attempts), key=_by_age)
+    running = [it for it in open_ended[-SHOWN_RUNS:] if not Run(it[0]).state.is_final]
+    chosen = running[-1] if running_first and running else newest
+    if chosen is not newest:
+        say(f"{chosen[1].run_id} is taken: it is running, and {newest[1].run_id}, the newest run, is not", err=True)
+    if others := [it[1].run_id for it in running if it is not chosen]:
+        say(f"Also running: {', '.join(others)}", err=True)
+    return chosen, chosen is not newest or bool(others)
 
 
 def _name_unfinished(asked: str, chosen: RunRecord, wanted: Sequence[RunRecord]) -> None:

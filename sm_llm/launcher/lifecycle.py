@@ -166,16 +166,16 @@ def resume(run: RunHandle, overrides: Sequence[Override], fields: Mapping[str, A
     if state.is_completed:
         raise LaunchRefused(f"{run.id} is completed, there is nothing left to resume.{_longer(run)}")
     wanted: Resume = "newest" if step is None else step
+    given = texts(overrides, fields)
     if run.kind == "workflow":
         if step is not None:
             raise LaunchRefused(f"{run.id} is a workflow; name the training run below it: {run.job.uri}")
-        _assert_begun(run)
+        _assert_begun(run, given)
         wanted = None  # a step that has not begun has no checkpoint, so it may start as it was planned
     else:
-        _assert_checkpoint(run, step)
+        _assert_checkpoint(run, step, given)
     loaded = recorded_spec(run.record, _own(run, overrides), fields)
     _assert_own_endpoint(run, overrides, fields)
-    given = texts(overrides, fields)
     _assert_has_effect(run, loaded, given)
     return proceed(run, loaded, resume=wanted, changes=given)
 
@@ -232,14 +232,19 @@ def _assert_has_effect(run: RunHandle, loaded: Loaded, given: Sequence[str]) -> 
         raise PlanError(issues)
 
 
-def _assert_begun(workflow: RunHandle) -> None:
+def _assert_begun(workflow: RunHandle, given: Sequence[str]) -> None:
     steps = workflow.steps.values()
     if not any(step.result is not None or step.checkpoints() for step in steps):
-        raise CheckpointError(f"{workflow.id} has no finished step and no checkpoint to resume from. {_anew(workflow)}")
+        raise CheckpointError(
+            f"{workflow.id} has no finished step and no checkpoint to resume from. {_anew(workflow, given)}"
+        )
 
 
-def _assert_checkpoint(run: RunHandle, step: int | None) -> int:
-    """The step that a resume would begin with. Raises ``CheckpointError``, naming what there is."""
+def _assert_checkpoint(run: RunHandle, step: int | None, given: Sequence[str] = ()) -> int:
+    """The step that a resume would begin with. Raises ``CheckpointError``, naming what there is.
+
+    ``given`` are changes that were asked for, which the way out repeats.
+    """
     found = run.checkpoints()
     usable = [it.step for it in found if it.valid]
     if step is None and usable:
@@ -249,11 +254,11 @@ def _assert_checkpoint(run: RunHandle, step: int | None) -> int:
     damaged = "; ".join(f"step {it.step}: {it.reason}" for it in found if not it.valid)
     which = "no usable checkpoint" if step is None else f"no usable checkpoint of step {step}"
     there = f"Usable steps: {', '.join(map(str, usable)) or 'none'}{f'; damaged: {damaged}' if damaged else ''}"
-    raise CheckpointError(f"{run.id} has {which}. {there}. {'' if usable else _anew(run)}".rstrip())
+    raise CheckpointError(f"{run.id} has {which}. {there}. {'' if usable else _anew(run, given)}".rstrip())
 
 
-def _anew(run: RunHandle) -> str:
-    return f"Begin anew with: sm-llm rerun {quoted(run.uri)}"
+def _anew(run: RunHandle, given: Sequence[str]) -> str:
+    return f"Begin anew with: sm-llm rerun {quoted(run.uri, *given)}"
 
 
 def stop(run: RunHandle, *, now: bool = False, wait: bool = False) -> RunState:
@@ -314,7 +319,7 @@ def branch(run: RunHandle, overrides: Sequence[Override], fields: Mapping[str, A
     if job.kind != "train":
         raise LaunchRefused(f"{run.id} trains nothing, so it has no checkpoint to branch from")
     _assert_own_endpoint(job, overrides, fields)
-    begins = _assert_checkpoint(job, step)
+    begins = _assert_checkpoint(job, step, texts(overrides, fields))
     with _pinned(job, begins):
         start = f"{job.uri}@{_assert_checkpoint(job, begins)}"  # it may have been collected before it was pinned
         return _new_from(job, recorded_spec(job.record, _own(job, overrides), fields, start=start))

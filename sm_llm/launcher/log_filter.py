@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from sm_llm.contract.job_file import rank_prefix
-from sm_llm.errors import SmLlmError
+from sm_llm.errors import UsageError
 from sm_llm.terminal import counted
 
 
@@ -24,13 +24,13 @@ class LogFilter:
     """What the lines of ``rank`` begin with in its node's log."""
 
     def on(self, node_count: int, processes_per_node: int) -> LogFilter:
-        """This filter for a job of that size. Raises ``SmLlmError`` for a node or rank that it does not have."""
+        """This filter for a job of that size. Raises ``UsageError`` for a node or rank that it does not have."""
         if self.node is not None and self.node >= node_count:
-            raise SmLlmError(f"there is no node {self.node}: the run has {node_count}, counted from 0")
+            raise UsageError(f"there is no node {self.node}: the run has {node_count}, counted from 0")
         if self.rank is None:
             return self
         if self.rank >= node_count * processes_per_node:
-            raise SmLlmError(
+            raise UsageError(
                 f"there is no rank {self.rank}: the run has {counted(node_count * processes_per_node, 'process')}"
             )
         prefix = rank_prefix(self.rank) if processes_per_node > 1 else ""

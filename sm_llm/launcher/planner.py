@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Issue, PlanError, SpecError
+from sm_llm.errors import Issue, PlanError, SpecError, warning
 from sm_llm.launcher.planning.checks import DATA_CHECKERS, MODEL_CHECKERS
 from sm_llm.launcher.planning.draft import Draft, Upstream
 from sm_llm.launcher.planning.plan import Plan
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.tasks import PrepareTask, TrainTask, training_of
+from sm_llm.spec.training import CheckpointStart
 from sm_llm.spec.validation.runner import at_other_fields, errors_of, gathered, run, without_duplicates
 
 if TYPE_CHECKING:
@@ -39,7 +40,16 @@ def plan(source: Source, *overrides: Override, **fields: Any) -> list[Plan]:
 
     plans = plan_loaded(load_whole(source, overrides, fields))
     assert_starts_exist(plans)
+    compare_local_starts(plans)
     return plans
+
+
+def compare_local_starts(plans: Sequence[Plan]) -> None:
+    """Raise ``PlanError`` where a checkpoint on this machine does not fit the model or data that it is to start."""
+    if any(isinstance(it.job.task, TrainTask) and isinstance(it.job.task.start, CheckpointStart) for it in plans):
+        from sm_llm.launcher.continuation import compare_starts
+
+        compare_starts(plans, remote=False)
 
 
 def load_whole(source: Source, overrides: Sequence[Override] = (), fields: Mapping[str, Any] | None = None) -> Loaded:
@@ -87,7 +97,9 @@ def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = No
     for name in workflow.steps:
         prefix = f"steps.{name}."
         # The origins name paths of the workflow, a plan those of its own job.
-        own = {path.removeprefix(prefix): text for path, text in (origins or {}).items() if path.startswith(prefix)}
+        shared = tuple(f"{block}." for block in ("storage_options", "backend"))
+        given = (origins or {}).items()
+        own = {path.removeprefix(prefix): text for path, text in given if path.startswith((prefix, *shared))}
         try:
             job = resolve(workflow_job(workflow, name), {}, outputs)
             after = tuple(sorted(step_dependencies(workflow, name), key=list(workflow.steps).index))
@@ -96,10 +108,20 @@ def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = No
             issues[name] = error.issues
     if issues:
         raise PlanError(list(gathered(workflow, issues)))
+    plans[0] = replace(plans[0], issues=(*plans[0].issues, *_unread_machines(workflow, origins or {})))
     # A property of the whole workflow, so one plan is enough to hold it.
     if without := without_workflows(backend(workflow.backend.name)):
         plans[0] = replace(plans[0], unsupported=(without, *plans[0].unsupported))
     return plans
+
+
+def _unread_machines(workflow: WorkflowSpec, origins: Mapping[str, str]) -> Iterator[Issue]:
+    """Machines of a workflow all of whose steps have their own."""
+    # What this machine has fills the block by itself.
+    is_given = any(path.startswith("compute.") and not it.startswith("this machine") for path, it in origins.items())
+    if is_given and all(step.compute is not None for step in workflow.steps.values()):
+        message = "has no effect: every step has machines of its own"
+        yield warning("workflow-machines-without-effect", "compute", message)
 
 
 def plan_job(
@@ -116,7 +138,7 @@ def plan_job(
     from sm_llm.spec.references import resolve
 
     job = resolve(job, {}, {name: f"steps.{name}.output" for name in upstream or {}})
-    draft = Draft(job, upstream or {})
+    draft = Draft(job, upstream or {}, origins or {})
     found = run(MODEL_CHECKERS, draft)
     found += run(DATA_CHECKERS, draft, found)
     rows = draft.rows.value

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from sm_llm.bucket_names import bucket_problem
-from sm_llm.errors import StorageError
+from sm_llm.errors import StorageRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,9 +53,9 @@ def parse(uri: str | Path) -> Location:
     """
     text = str(uri)
     if not text.strip():
-        raise StorageError("storage address: is empty. Give a folder, for example ./runs")
+        raise StorageRefused("storage address: is empty. Give a folder, for example ./runs")
     if left := _PLACEHOLDER.search(text):
-        raise StorageError(
+        raise StorageRefused(
             f"storage address: {left[0]!r} in {text!r} is not filled in. Only {{run_name}} is known, "
             "and only where a run's storage is named"
         )
@@ -67,7 +67,7 @@ def parse(uri: str | Path) -> Location:
         return _parse_file(text)
     if scheme == "s3":
         return _parse_s3(text)
-    raise StorageError(
+    raise StorageRefused(
         f"storage address: unknown scheme {match[1]!r} in {text!r}. Known: a folder path, file://, s3://"
     )
 
@@ -75,7 +75,7 @@ def parse(uri: str | Path) -> Location:
 def _parse_path(text: str) -> Location:
     # "s3:/bucket" is what pathlib makes of "s3://bucket": a folder of that name would hide a lost upload.
     if re.match(r"[A-Za-z0-9+.-]+:/", text):
-        raise StorageError(f"storage address: {text!r} has one slash after the scheme. Write two")
+        raise StorageRefused(f"storage address: {text!r} has one slash after the scheme. Write two")
     return Location("file", path=Path(text).expanduser().absolute())
 
 
@@ -87,7 +87,7 @@ def is_s3(uri: str) -> bool:
 def _parse_file(text: str) -> Location:
     parts = urlsplit(text)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise StorageError(f"storage address: {text!r} names a host. Write file:///absolute/folder")
+        raise StorageRefused(f"storage address: {text!r} names a host. Write file:///absolute/folder")
     return Location("file", path=Path(unquote(parts.path)))
 
 
@@ -95,10 +95,10 @@ def _parse_s3(text: str) -> Location:
     bucket, _, prefix = text[len("s3://") :].partition("/")
     if problem := bucket_problem(bucket):
         # The name alone is not shown: only in a whole address are credentials known.
-        raise StorageError(f"storage address: {text!r} names no valid bucket: a name {problem}")
+        raise StorageRefused(f"storage address: {text!r} names no valid bucket: a name {problem}")
     folders = prefix.rstrip("/").split("/")
     if folders != [""] and any(folder in ("", ".", "..") for folder in folders):
-        raise StorageError(
+        raise StorageRefused(
             f"storage address: {text!r} holds an empty folder, '.' or '..', which S3 takes for names. Write it without"
         )
     return Location("s3", bucket=bucket, prefix="/".join(folders))
@@ -125,7 +125,7 @@ def join(uri: str | Path, *parts: str) -> str:
     below = PurePosixPath(*parts)
     # An absolute part would replace everything before it, the run's address included.
     if below.is_absolute() or ".." in below.parts:
-        raise StorageError(f"storage address: {str(below)!r} does not stay below {location.uri!r}")
+        raise StorageRefused(f"storage address: {str(below)!r} does not stay below {location.uri!r}")
     if location.path is not None:
         return str(location.path / below)
     return f"{location.uri}/{below}" if below.parts else location.uri

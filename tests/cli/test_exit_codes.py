@@ -73,3 +73,54 @@ def test_a_storage_that_is_not_there_is_wrong_usage(
 
 def test_every_verb_that_takes_a_run_was_asked() -> None:
     assert len(OF_A_RUN) >= 14
+
+
+NOWHERE = "gs://nowhere/x"
+WRONG: dict[str, list[list[str]]] = {
+    **{verb: [["no-such-recipe"]] for verb in ("fit", "plan", "show", "pipeline render", "pipeline upsert")},
+    **{verb: [["none"]] for verb in OF_A_RUN},
+    **{f"pipeline {verb}": [["no-arn"]] for verb in ("status", "logs", "stop")},
+    **{f"cache {verb}": [[NOWHERE]] for verb in ("ls", "clear", "unlock")},
+    "fit": [["no-such-recipe"], ["smoke", "--dry-run", "--new"], ["smoke", "--dry-run", "--no-wait"]],
+    "plan": [["smoke", "task.max_steps=5", "task.max_steps=6"], ["smoke", "task.max_step=5"]],
+    "init": [["no-such-recipe"], ["smoke", "there.yaml"], ["smoke", "nowhere/job.yaml"]],
+    "prepare": [["/nowhere", "--seq-length", "8"], ["there.yaml", "task.sources=[a]", "--seq-length", "8"]],
+    "recipes": [["more"]],
+    "ls": [["/nowhere/runs"], [NOWHERE], ["a", "--storage", "b"]],
+    "nodes": [["--backend", "none"], ["compute.instance_count=2"]],
+    "sync": [["/nowhere", "copy"], [".", NOWHERE], [".", "copy", "--engine", "x"], [".", "copy", "--bandwidth", "x"]],
+    "fetch": [["gpt2", "copy"], ["hf://a/b/../c", "copy"], ["hf://a/b", NOWHERE]],
+    "convert": [["/nowhere", "copy", "--to", "hf"], [".", "copy", "--to", "x"]],
+    "doctor": [[], ["--storage", NOWHERE], ["--resume-proof", "no-such-recipe"], ["--backend", "none"],
+               ["--storage", ".", "--steps", "3"], ["--resume-proof", "smoke", "--region", "us-east-1"]],
+    "env create": [["--backend", "none"], ["--profile", "none", "backend.shared_folder=/fsx/x"]],
+    "image build": [["none"]],
+    "image import": [["a:1", "--backend", "none"]],
+    "image login": [["a:1"]],
+    "image push": [["a:1"]],
+    "image wheelhouse": [["none", "s3://bucket/x"]],
+    "pipeline start": [["name", "value"]],
+}  # fmt: skip
+"""Verb -> arguments that it refuses before it starts anything."""
+
+
+@pytest.mark.parametrize("verb", WRONG)
+def test_12e_7_what_a_verb_refuses_has_the_code_of_wrong_usage(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.yaml").write_text("a: 1")
+    for arguments in WRONG[verb]:
+        code, text = cli_output(monkeypatch, capsys, *verb.split(), *arguments)
+        assert code == USAGE_EXIT_CODE, (arguments, text)
+        assert "Traceback" not in text
+    assert [it.name for it in tmp_path.iterdir()] == ["there.yaml"], "nothing was written"
+
+
+def test_12e_7_every_verb_was_walked() -> None:
+    leaves = [
+        f"{name} {inner}".strip()
+        for name, command in COMMAND.commands.items()  # type: ignore[attr-defined]
+        for inner in getattr(command, "commands", [""])
+    ]
+    assert sorted(leaves) == sorted(WRONG)

@@ -71,7 +71,7 @@ def test_a_file_that_is_there_is_not_overwritten_by_init(
     assert cli_output(monkeypatch, capsys, "init", "smoke", str(file))[0] == 0
     file.write_text("mine")
     code, _, reported = cli_output(monkeypatch, capsys, "init", "smoke", str(file))
-    assert (code, file.read_text()) == (1, "mine")
+    assert (code, file.read_text()) == (2, "mine")
     assert (
         f"is there already, and may hold your changes. Give another name, or remove it first: rm '{file}'" in reported
     )

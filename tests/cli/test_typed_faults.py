@@ -127,3 +127,12 @@ def test_a_plan_that_cannot_run_is_one_document(
         cli.main()
     (planned,) = json.loads(capsys.readouterr().out)
     assert (leaving.value.code, planned["unsupported"][0]["code"]) == (USAGE_EXIT_CODE, "strategy-without-worker")
+
+
+def test_12e_9_a_value_where_a_list_is_wanted_and_a_misspelt_recipe_are_answered_with_what_to_type(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SpecError, match=r"Write \[texts\]"):
+        plan({"name": "p", "task": {"kind": "prepare", "sources": "texts", "seq_length": 8}})
+    code, text = cli_output(monkeypatch, capsys, "init", "tyny-local")
+    assert (code, "Did you mean tiny-local?" in text) == (USAGE_EXIT_CODE, True)

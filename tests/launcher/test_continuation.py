@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from sm_llm.cli.app import app
 from sm_llm.contract.job_file import BREAK_ENVIRONMENT, JobFile
 from sm_llm.errors import PlanError
 from sm_llm.launcher import api
 from sm_llm.launcher.display.summary import print_summary
+from sm_llm.launcher.planner import plan
 from sm_llm.launcher.run import Run
 from sm_llm.launcher.unfinished import UnfinishedRun
 from sm_llm.runs.run_states import RunState
+from tests.fixtures.typed import assert_accepted, changes_in, commands_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -192,6 +196,32 @@ def test_A1_fewer_steps_than_the_checkpoint_has_done_are_refused_at_launch_with_
     ended(run.branch("task.max_steps=12"))
 
 
+@pytest.mark.parametrize(
+    ("verb", "change"),
+    [
+        ("resume", "task.max_steps=4"),
+        ("resume", "task.max_steps=8000"),
+        ("resume", "task.seed=3"),
+        ("branch", "task.max_steps=4"),
+        ("branch", "task.seed=3"),
+    ],
+)
+def test_12e_2_every_change_and_command_that_a_refusal_prints_is_accepted(
+    verb: str, change: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = run_of(folder).uri
+    error = CliRunner().invoke(app, [verb, uri, change]).exception
+    assert isinstance(error, PlanError)
+    changes, commands = changes_in(str(error)), commands_in(str(error))
+    assert changes or commands
+    for proposed in changes:
+        others = [change] if change.partition("=")[0] not in {it.partition("=")[0] for it in proposed} else []
+        assert_accepted([verb, uri, *others, *proposed], monkeypatch)
+    for command in commands:
+        assert change in command
+        assert_accepted(command, monkeypatch)
+
+
 @pytest.mark.integration
 def test_A1_fewer_steps_than_a_checkpoint_in_s3_has_done_are_refused_at_launch(
     folder: Path, bucket: str, s3_server: Any
@@ -256,6 +286,29 @@ def test_F1_a_branch_on_other_data_asks_for_them(folder: Path) -> None:
     with pytest.raises(PlanError, match=r"task\.start\.allow_other_data=true"):
         api.launch(spec(folder, seed=3, start={"checkpoint": run.uri}), new=True)
     assert len(list((folder / "runs").iterdir())) == 1
+
+
+def test_12e_4_a_plan_and_a_dry_run_compare_the_start_with_the_model(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = {"start": {"checkpoint": run_of(folder).uri}}
+    assert plan(spec(folder, **started))
+    other = spec(folder, model={"path": edit_model(folder, "other", num_hidden_layers=1)}, **started)
+    with pytest.raises(PlanError, match="state of another model"):
+        plan(other)
+    with pytest.raises(PlanError, match="state of another model"):
+        api.launch(other, dry_run=True)
+    flow = {"name": "flow", "storage": str(folder / "runs"), "steps": {
+        "one": {"task": spec(folder)["task"]},
+        "two": {"task": {**other["task"], "start": {"checkpoint": "steps.one.output"}}},
+        "three": {"task": other["task"]},
+    }}  # fmt: skip
+    with pytest.raises(PlanError, match=r"steps\.three\.task\.model\.config\.num_hidden_layers"):
+        plan(flow)
+    del flow["steps"]["three"]  # type: ignore[attr-defined]
+    capsys.readouterr()
+    plan(flow)
+    assert "steps.two.task.start.checkpoint: steps.one.output is not there yet" in capsys.readouterr().err
 
 
 def test_F2_after_a_refused_resume_the_run_is_resumed_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

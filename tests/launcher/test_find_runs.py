@@ -94,3 +94,20 @@ def test_E18_a_specification_means_its_newest_run_in_its_storage(runs: Fakes, tm
     file.write_text(yaml.safe_dump(runs.spec(task={**runs.spec()["task"], "seed": 2})))
     with pytest.raises(SubmitError, match=r"no run of the specification .*job.yaml as it is now in .*runs there: "):
         attach(file)
+
+
+def test_12e_5_a_stop_without_a_name_takes_the_run_that_runs(
+    runs: Fakes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs.use("import time\nput(1)\nwhile True:\n    time.sleep(0.05)")
+    running = runs.launch(new=True)
+    runs.wait_until(lambda: running.checkpoints())
+    runs.use("put(None)")
+    newest = done(runs)
+    capsys.readouterr()
+    assert attach(storage=tmp_path / "runs").id == newest.id
+    assert capsys.readouterr().err == f"Also running: {running.id}\n"
+    result = CliRunner().invoke(cli.app, ["stop", "--now", "--storage", str(tmp_path / "runs")])
+    assert f"{running.id} is taken: it is running, and {newest.id}, the newest run, is not" in result.output
+    assert f"{running.id} is being killed" in result.output
+    assert runs.end(running).is_final

@@ -138,3 +138,13 @@ def test_f12_a_dry_run_shows_it_beside_what_would_be_sent(tmp_path: Path) -> Non
     assert done.exit_code == 0
     assert json.loads(done.stdout)[0]["backend"] == "local"
     assert "installs   pytest" in done.stderr
+
+
+def test_12e_8_a_plan_shows_variables_secrets_and_trackers() -> None:
+    task = {**RANDOM, "logging": {"sinks": {"tensorboard": {"folder": "board"}}}}
+    (it,) = plan({"name": "shown", "task": task, "environment": {"NCCL_DEBUG": "INFO", "A": "b c"}})
+    assert it.settings["environment"] == "NCCL_DEBUG=INFO 'A=b c'"
+    assert it.settings["trackers"] == "tensorboard (folder board)"
+    (it,) = plan("smoke", {"secrets": {"HF_TOKEN": "file:/etc/hostname"}})
+    assert it.settings["secrets"] == "HF_TOKEN from file:/etc/hostname"
+    assert not {"environment", "trackers", "secrets"} & set(plan("smoke")[0].settings)

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from sm_llm import cli
-from sm_llm.errors import PlanError, SpecError, SubmitError
+from sm_llm.errors import CheckpointError, PlanError, SpecError, SubmitError
 from sm_llm.launcher.backends.local import backend as local
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_inputs import input_issues
 from sm_llm.launcher.planner import plan
@@ -21,6 +21,7 @@ from sm_llm.spec.loading.load import load, recipe_files
 from sm_llm.spec.machines.machine import Machine
 from sm_llm.spec.schema import blocks, knows, tag_values
 from sm_llm.spec.training import SyntheticData
+from tests.fixtures.typed import assert_accepted, commands_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,6 +145,20 @@ def test_a_completed_run_suggests_a_branch_that_can_be_typed(length: dict[str, f
         assert getattr(plan(run.record.spec, typed)[0].job.task, name) == 2 * length[name]
     except PlanError as error:
         pytest.fail(str(error))
+
+
+def test_F6_a_refused_resume_repeats_the_changes_that_were_asked_for(
+    fakes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fakes.use("sys.exit(1)")
+    run = fakes.launch()
+    fakes.end(run)
+    for verb in (run.resume, run.branch):
+        with pytest.raises(CheckpointError, match="no usable checkpoint") as raised:
+            verb("task.not_finite.policy=skip", **{"task.optim.eps": 1e-6})
+        (command,) = commands_in(str(raised.value))
+        assert command == ["rerun", run.uri, "task.not_finite.policy=skip", "task.optim.eps=1.0e-06"]
+    assert_accepted(command, monkeypatch)
 
 
 CLOUD = (

@@ -7,15 +7,29 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.launcher.planner import plan
-from sm_llm.launcher.planning.checks import _OF_SCHEDULES, OF_PREPARATIONS, OF_TRAININGS
+from sm_llm.launcher.planning.draft import Draft
+from sm_llm.launcher.planning.unread_settings import (
+    OF_FETCHES,
+    OF_PREPARATIONS,
+    OF_S3,
+    OF_SCHEDULES,
+    OF_TRAININGS,
+    OF_VARIABLES,
+    check_unread_settings,
+)
+from sm_llm.spec.inputs import StorageOptions
+from sm_llm.spec.job import JobSpec, WorkflowSpec
+from sm_llm.spec.loading.load import load
 from sm_llm.spec.schema import blocks
-from sm_llm.spec.tasks import TrainTask
-from sm_llm.spec.training import CheckpointSpec, NotFiniteSpec, OptimSpec, WatchdogSpec
+from sm_llm.spec.tasks import FetchTask, PrepareTask, TrainTask
+from sm_llm.spec.training import OptimSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from sm_llm.spec.base import SpecModel
 
-CODE = "setting-without-effect"
+CODE = "-without-effect"
 JOB: dict[str, Any] = {
     "name": "tiny",
     "task": {
@@ -24,10 +38,33 @@ JOB: dict[str, Any] = {
     },
     "compute": {"processes_per_instance": 1},
 }  # fmt: skip
+STREAM = "data={format: stream, dataset: json, data_files: 'https://h/x.json', seq_length: 64"
+TOKENIZER = "tokenizer=hf://a/b"
+ON_P4D = [
+    "compute.instance_type=ml.p4d.24xlarge", "compute.processes_per_instance=null", "storage=s3://bucket/x",
+    "backend.name=sagemaker", "backend.role=arn:aws:iam::123456789012:role/x", "backend.region=us-east-1",
+    "micro_batch_size=8", "global_batch_size=64", "backend.max_run_seconds=3600",
+]  # fmt: skip
 CASES = {
     "logging.sample_prompt": (["logging.sample_prompt=hello"], []),
     "logging.sample_tokens": (["logging.sample_tokens=5"], ["logging.sample_prompt=a"]),
     "logging.profile.every_steps": (["logging.profile={every_steps: 21}"], ["logging.profile.every_steps=20"]),
+    "logging.profile.all_processes": (
+        ["logging.profile={every_steps: 2, all_processes: true}"],
+        ["compute.processes_per_instance=2"],
+    ),
+    "precision.reduce": (["precision.reduce=bf16"], ["compute.processes_per_instance=2"]),
+    "data.shuffle_buffer": ([f"{STREAM}, shuffle: false, shuffle_buffer: 9}}", TOKENIZER], []),
+    "data.validation_rows": ([f"{STREAM}, validation_rows: 9}}", TOKENIZER], []),
+    "data.config_name": ([f"{STREAM}, config_name: en}}", TOKENIZER], []),
+    "parallelism.activation_loading_horizon": (
+        ["parallelism={strategy: smp, activation_loading_horizon: 3}", *ON_P4D],
+        ["parallelism.sm_activation_offloading=true"],
+    ),
+    "parallelism.random_seed": (
+        ["parallelism={strategy: smp, random_seed: 3}", *ON_P4D],
+        ["parallelism.tensor_parallel_degree=2"],
+    ),
     "validation.max_rows": (["validation.max_rows=3"], ["data.validation_rows=4"]),
     "checkpoint.keep_every_steps": (
         ["checkpoint.every_steps=5", "checkpoint.keep_every_steps=7"],
@@ -57,27 +94,94 @@ CASES = {
     "model.config.torch_dtype": (["model.config.torch_dtype=float16"], []),
 }
 """Path -> changes that leave it without an effect, and further ones with which it has one."""
-ALWAYS = {
-    "optim": {"name", "learning_rate", "betas", "eps", "weight_decay", "max_grad_norm", "schedule", "warmup_steps",
-              "warmup_fraction"},
-    "checkpoint": {"every_steps", "keep_last", "async_save", "max_blocking_seconds", "max_unpublished_seconds",
-                   "verify_state"},
-    "validation": {"every_steps"},  # check_validation_rows
-    "logging": {"every_steps", "profile", "sinks"},
-    "logging.profile": {"steps", "all_processes"},
-    "not_finite": {"policy"},
-    "watchdog": {"enabled"},
-}  # fmt: skip
-"""Block of a training -> the settings that are read whatever the others are, or that another check judges."""
+JUDGED: dict[str, str] = {
+    "JobSpec": ("name task compute backend storage storage_options inputs environment secrets"),
+    "TrainTask": (
+        "kind model tokenizer data parallelism micro_batch_size global_batch_size max_steps max_tokens "
+        "max_epochs optim precision validation checkpoint logging not_finite watchdog start seed "
+        "deterministic"
+    ),
+    "ModelSpec": ("preset path config"),
+    "RowsData": ("seq_length shuffle format train validation"),
+    "JsonRowsData": ("seq_length shuffle format train validation"),
+    "SyntheticData": ("seq_length shuffle format rows"),
+    "StreamData": ("seq_length shuffle format dataset data_files split validation_split text_field"),
+    "FsdpSpec": (
+        "strategy sharding hybrid_shard_degree tensor_parallel_degree context_parallel_degree "
+        "activation_checkpointing activation_memory_budget checkpoint_every_layers offload_activations "
+        "offload_optimizer"
+    ),
+    "SmpSpec": (
+        "strategy hybrid_shard_degree tensor_parallel_degree context_parallel_degree "
+        "expert_parallel_degree sm_activation_offloading activation_checkpointing "
+        "delayed_parameter_initialization fp8 collectives fsdp_cache_flush_warnings allow_empty_shards"
+    ),
+    "NxdSpec": (
+        "strategy tensor_parallel_degree pipeline_parallel_degree virtual_pipeline_degree "
+        "kv_size_multiplier zero1 fuse_qkv flash_attention activation_checkpointing "
+        "meta_device_initialization result compile_cache"
+    ),
+    "OptimSpec": ("name learning_rate betas eps weight_decay max_grad_norm schedule warmup_steps warmup_fraction"),
+    "PrecisionSpec": ("compute master compile"),
+    "ValidationSpec": ("every_steps"),
+    "CheckpointSpec": ("every_steps keep_last async_save max_blocking_seconds max_unpublished_seconds verify_state"),
+    "LoggingSpec": ("every_steps profile sinks"),
+    "ProfileSpec": ("steps"),
+    "SinksSpec": ("tensorboard mlflow wandb"),
+    "TensorBoardSink": ("folder"),
+    "MlflowSink": ("tracking_uri experiment"),
+    "WandbSink": ("project entity mode"),
+    "NotFiniteSpec": ("policy"),
+    "WatchdogSpec": ("enabled"),
+    "PretrainedStart": ("pretrained"),
+    "CheckpointStart": ("checkpoint allow_other_data"),
+    "PrepareTask": (
+        "kind sources tokenizer train_tokenizer seq_length validation_fraction columns tail rows_per_shard"
+    ),
+    "TrainTokenizer": ("vocab_size end_token max_bytes"),
+    "FetchTask": ("kind source include exclude"),
+    "ConvertTask": (
+        "kind source to tensor_parallel_degree pipeline_parallel_degree virtual_pipeline_degree "
+        "kv_size_multiplier qkv layout xser config verify"
+    ),
+    "RegisterTask": ("kind model group image_uri"),
+    "PrecompileTask": ("kind training extract_steps stall_seconds"),
+    "ScriptTask": ("kind entry source args args_style parallelism output_folder checkpoint_folder"),
+    "ComputeSpec": ("instance_type instance_count processes_per_instance"),
+    "LocalOptions": ("name contract threads_per_process stop_seconds"),
+    "SageMakerOptions": (
+        "name role region bucket image image_version image_uri wheelhouse vpc "
+        "encrypt_inter_container_traffic output_kms_key_id volume_kms_key_id volume_size_gb "
+        "max_run_seconds spot max_wait_seconds keep_alive_period_in_seconds training_plan_arn "
+        "max_retry_attempts instance_groups base_job_name tags metric_definitions remote_debug"
+    ),
+    "VpcSpec": ("subnets security_group_ids"),
+    "SlurmOptions": (
+        "name shared_folder ssh_host partition account qos reservation constraint exclusive "
+        "cpus_per_node gpus_per_node time_limit_minutes signal_seconds retry max_requeues stop_seconds "
+        "container_image container_mounts virtual_environment scratch_folder"
+    ),
+    "KubeflowOptions": (
+        "name image context namespace resource image_pull_secrets service_account node_selector "
+        "instance_label node_health tolerations accelerators_per_pod accelerator_resource efa_per_pod "
+        "cpus_per_pod memory_gib_per_pod shared_memory_gib volumes node_folder queue priority topology "
+        "topology_mode retry max_restarts hang_minutes first_step_minutes time_limit_minutes "
+        "keep_minutes stop_seconds"
+    ),
+    "StorageOptions": ("shared_with_group"),
+    "WorkflowSpec": ("name steps compute backend storage storage_options environment secrets"),
+}
+"""Class -> its fields that are read whatever the others are, or whose combinations another checker refuses or names."""
 
 
 def typed(changes: list[str]) -> list[str]:
-    return [it if it.startswith("compute.") else f"task.{it}" for it in changes]
+    others = ("compute.", "backend.", "storage", "environment.")
+    return [it if it.startswith(others) else f"task.{it}" for it in changes]
 
 
 def found(*changes: str, job: dict[str, Any] = JOB) -> dict[str, str]:
     (made,) = plan(job, *changes)
-    return {it.path: it.message for it in made.issues if it.code == CODE}
+    return {it.path: it.message for it in made.issues if it.code.endswith(CODE)}
 
 
 @pytest.mark.parametrize("path", OF_TRAININGS)
@@ -108,19 +212,89 @@ def test_threads_of_two_kinds_are_warned_of() -> None:
 def test_a_seed_that_chooses_nothing_is_warned_of(tmp_path: Any) -> None:
     (tmp_path / "a.txt").write_text("text " * 99)
     job = {"name": "p", "task": {"kind": "prepare", "sources": [str(tmp_path / "a.txt")], "seq_length": 8, "seed": 3}}
-    assert set(found(job=job)) == {f"task.{it}" for it in OF_PREPARATIONS} == {"task.seed"}
+    assert set(found(job=job)) == {"task.seed"}
     assert not found("task.validation_fraction=0.5", job=job)
 
 
-def test_every_setting_of_a_training_was_judged() -> None:
-    """Whoever adds one decides whether another can make it useless."""
-    for block, always in ALWAYS.items():
-        kind: type[SpecModel] = TrainTask
-        for name in block.split("."):
-            (kind,) = blocks(kind.model_fields[name].annotation)
-        known = {name for name in kind.model_fields if f"{block}.{name}" in OF_TRAININGS}
-        judged = always | known | (set(_OF_SCHEDULES) if kind is OptimSpec else set())
-        assert judged == set(kind.model_fields), block
-    assert {OptimSpec, CheckpointSpec, NotFiniteSpec, WatchdogSpec} <= {
-        block for field in TrainTask.model_fields.values() for block in blocks(field.annotation)
-    }
+def test_12e_a_field_of_text_that_no_source_has_is_warned_of(tmp_path: Any) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    task = {"kind": "prepare", "sources": [str(tmp_path)], "seq_length": 8, "text_field": "body"}
+    assert set(found(job={"name": "p", "task": task})) == {"task.text_field"}
+    assert set(found("task.sources=[s3://bucket/a.txt]", job={"name": "p", "task": task})) == {"task.text_field"}
+    assert not found("task.sources=[s3://bucket/a]", job={"name": "p", "task": task})
+    (tmp_path / "b.jsonl").write_text('{"body": "text"}')
+    assert not found(job={"name": "p", "task": task})
+
+
+def test_12e_options_of_S3_for_a_job_without_S3_are_warned_of() -> None:
+    values = {"endpoint_url": "http://h:1", "region": "us-east-1", "expected_bucket_owner": "'111122223333'",
+              "kms_key_id": "k", "storage_class": "STANDARD"}  # fmt: skip
+    assert set(values) == set(OF_S3)
+    changes = [f"storage_options.{name}={value}" for name, value in values.items()]
+    assert set(found(*changes)) == {f"storage_options.{name}" for name in OF_S3}
+    assert not found(*changes, "storage=s3://bucket/x")
+    reads = found(*changes, "task.data={format: rows, train: s3://bucket/rows, seq_length: 64}")
+    assert set(reads) == {"storage_options.kms_key_id", "storage_options.storage_class"}
+
+
+def test_12e_options_of_S3_by_the_users_defaults_are_as_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SM_LLM_ENDPOINT_URL", "http://h:1")
+    assert not found()
+
+
+def test_12e_a_mode_of_inputs_is_for_a_platform_that_mounts_them() -> None:
+    rows = "task.data={format: rows, train: inputs.a, seq_length: 64}"
+    assert "inputs.a.mode" in found(rows, "inputs.a={uri: 's3://bucket/rows', mode: File}")
+
+
+@pytest.mark.parametrize("variable", OF_VARIABLES)
+def test_12e_a_variable_beside_a_setting_of_the_same_is_warned_of(variable: str) -> None:
+    path, variable_counts = OF_VARIABLES[variable]
+    sinks = "task.logging.sinks={mlflow: {tracking_uri: 'http://h'}, wandb: {project: p, entity: e, mode: offline}}"
+    setting = "backend.threads_per_process=2" if path.startswith("backend") else sinks
+    job = load(JOB, [setting, f"environment.{variable}=1"]).spec
+    assert isinstance(job, JobSpec)
+    # Not by a plan, which refuses trackers that are not installed.
+    warned = {it.path: it.message for it in check_unread_settings(Draft(job, {})) if it.code.endswith(CODE)}
+    assert warned[path if variable_counts else f"environment.{variable}"].endswith("is given, which counts")
+
+
+def test_12e_machines_of_a_workflow_whose_steps_have_their_own_are_warned_of() -> None:
+    step = {"task": JOB["task"], "compute": {"processes_per_instance": 1}}
+    flow: dict[str, Any] = {"name": "flow", "steps": {"one": step}, "compute": {"instance_count": 2}}
+    assert "compute" in found(job=flow)
+    assert not found(job={**flow, "steps": {"one": {"task": JOB["task"]}}})
+
+
+def blocks_below(kind: type[SpecModel], seen: set[type[SpecModel]]) -> Iterator[type[SpecModel]]:
+    if kind not in seen:
+        seen.add(kind)
+        yield kind
+        for field in kind.model_fields.values():
+            for inner in blocks(field.annotation):
+                yield from blocks_below(inner, seen)
+
+
+def holders(kind: type[SpecModel], path: list[str]) -> set[tuple[str, str]]:
+    """Class and name of the fields that a path below ``kind`` may mean."""
+    if path[0] not in kind.model_fields:
+        return set()
+    if len(path) == 1:
+        return {(kind.__name__, path[0])}
+    inner = blocks(kind.model_fields[path[0]].annotation)
+    return set().union(*(holders(it, path[1:]) for it in inner))
+
+
+def test_12e_every_field_of_the_specification_was_judged() -> None:
+    """Whoever adds one decides whether another can make it useless, or which checker refuses it then."""
+    tables: list[tuple[type[SpecModel], Iterable[str]]] = [
+        (TrainTask, OF_TRAININGS), (PrepareTask, OF_PREPARATIONS), (FetchTask, OF_FETCHES), (StorageOptions, OF_S3),
+        (OptimSpec, OF_SCHEDULES),
+    ]  # fmt: skip
+    known = {(name, field) for name, fields in JUDGED.items() for field in fields.split()}
+    tabled = {it for kind, paths in tables for path in paths for it in holders(kind, path.split("."))}
+    seen: set[type[SpecModel]] = set()
+    kinds = [*blocks_below(JobSpec, seen), *blocks_below(WorkflowSpec, seen)]
+    fields = {(kind.__name__, name) for kind in kinds for name in kind.model_fields}
+    assert known | tabled == fields
+    assert not known & tabled

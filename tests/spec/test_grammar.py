@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sm_llm.contract.hyperparameters import of_arguments, overrides
 from sm_llm.errors import SpecError
 from sm_llm.spec.loading.load import load
 from sm_llm.spec.loading.overrides import CommandLine, is_override, texts, without_step
@@ -118,3 +119,41 @@ def test_S12_09_a_number_is_not_a_name_of_an_argument() -> None:
         load(SCRIPT, ["task.args.0=x"])
     kept = load({**SCRIPT, "task": {**SCRIPT["task"], "args": {"a": [1]}}}, ["task.args.b=2"]).spec  # type: ignore[dict-item]
     assert kept.task.args == {"a": [1], "b": 2}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["task.max_steps=5", "task.max_steps=6"],
+        ["task.max_steps=5", "steps.train.task.max_steps=6"],
+        ["task.optim.schedule=linear", "task.optim={schedule: cosine}"],
+        ["task.start=scratch", "task.start.pretrained=x"],
+        ["task.start.pretrained=x", "task.start=scratch"],
+    ],
+)
+def test_12e_6_a_key_that_is_typed_twice_with_two_values_is_refused(typed: list[str]) -> None:
+    with pytest.raises(SpecError) as raised:
+        load("tiny-local", [CommandLine(it) for it in typed])
+    assert [it.code for it in raised.value.issues] == ["value-given-twice"]
+    assert "given twice, with different values" in str(raised.value)
+    assert "(command line)" in str(raised.value)
+
+
+def test_12e_6_what_agrees_or_lies_beside_is_not() -> None:
+    same = ["task.max_steps=5", "task.max_steps=5", "task.optim={schedule: linear}", "task.optim.eps=1e-6"]
+    load("tiny-local", [CommandLine(it) for it in same])
+    sinks = ["task.logging.sinks.tensorboard={}", "task.logging.sinks.tensorboard.folder=x"]
+    load("tiny-local", [CommandLine(it) for it in sinks])
+    assert workflow_value(["task.max_steps=5", "task.max_steps=6"], "steps.train.task.max_steps") == 6, "in Python"
+
+
+def test_12e_6_so_are_keys_of_one_mapping_and_hyperparameters() -> None:
+    for given in ({"task.max_steps": 5, "steps": {"train": {"task": {"max_steps": 6}}}},):
+        with pytest.raises(SpecError, match="given twice"):
+            load("tiny-local", [given])
+        with pytest.raises(SpecError, match="given twice"):
+            load("tiny-local", (), given)
+    with pytest.raises(SpecError, match="given twice"):
+        load("smoke", overrides({"task.optim": "{eps: 1e-6}", "task.optim.eps": "1e-7"}))
+    with pytest.raises(SpecError, match="is given twice: 5 and 6"):
+        of_arguments(["--task.max_steps", "5", "--task.max_steps=6"])

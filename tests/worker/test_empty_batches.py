@@ -69,6 +69,12 @@ def test_F6_a_global_batch_without_labels_is_refused_by_its_rows(tmp_path: Path)
     assert events(tmp_path / "run", "start_chosen")[-1]["step"] == 1
 
 
+def test_F6_without_a_checkpoint_the_way_out_begins_anew(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows", {0, 1, 2, 3})
+    assert train(tmp_path / "run", rows) == 1
+    assert f"Skip them: sm-llm rerun {tmp_path / 'run'} task.not_finite.policy=skip." in reason(tmp_path / "run")
+
+
 @pytest.mark.parametrize("policy", ["skip", "rollback"])
 def test_F6_such_a_batch_is_skipped_by_policy_and_counted(policy: str, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows", {4, 5, 6, 7})

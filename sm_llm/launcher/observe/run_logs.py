@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from sm_llm.errors import SmLlmError, StorageError
+from sm_llm.errors import StorageError, UsageError
 from sm_llm.launcher.log_filter import LogFilter
 from sm_llm.launcher.observe.follow import has_begun_in
 from sm_llm.spec.machines.compute import ComputeSpec
@@ -24,11 +24,11 @@ _POLL_SECONDS = 0.5
 def log_filter(
     tail: int | None, node: int | None, rank: int | None, pattern: str | None, *, raw: bool = False
 ) -> LogFilter:
-    """The filter of these options. Raises ``SmLlmError`` for a pattern that is not a regular expression."""
+    """The filter of these options. Raises ``UsageError`` for a pattern that is not a regular expression."""
     try:
         return LogFilter(tail, node, rank, re.compile(pattern or ""), raw=raw)
     except re.error as error:
-        raise SmLlmError(f"{pattern!r} is not a regular expression: {error}") from None
+        raise UsageError(f"{pattern!r} is not a regular expression: {error}") from None
 
 
 def logs_of(run: RunHandle, wanted: LogFilter, *, follow: bool, attempt: int | None) -> Iterator[str]:
@@ -61,7 +61,7 @@ def _own_lines(run: RunHandle, wanted: LogFilter, follow: bool, attempt: int | N
     record = run.record
     numbers = [it.number for it in record.attempts]
     if attempt is not None and attempt not in numbers:
-        raise SmLlmError(f"{run.id} has no attempt {attempt}; there are: {', '.join(map(str, numbers)) or 'none'}")
+        raise UsageError(f"{run.id} has no attempt {attempt}; there are: {', '.join(map(str, numbers)) or 'none'}")
     if not numbers:
         return
     # The record comes from storage, where another release or a damaged file may have left anything.

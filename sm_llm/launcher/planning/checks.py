@@ -2,87 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sm_llm.errors import DataError, Issue, warning
 from sm_llm.launcher.planning.draft import Upstream, tokenizer_vocabulary
 from sm_llm.launcher.planning.local_places import is_reference, local_folder, referenced_step
 from sm_llm.launcher.planning.model_facts import pretrained_issues
 from sm_llm.launcher.planning.plan import RANDOM
+from sm_llm.launcher.planning.unread_settings import OF_SCHEDULES, check_unread_settings, has_validation
 from sm_llm.spec.job_machines import smallest_accelerator
 from sm_llm.spec.references import sources
-from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, ScriptTask, TrainTask, training_of
+from sm_llm.spec.tasks import TASK_KINDS, ScriptTask, TrainTask, training_of
 from sm_llm.spec.training import SyntheticData
 from sm_llm.spec.validation.runner import blocked_by
 from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from sm_llm.launcher.planning.draft import Draft
-    from sm_llm.spec.derive import Derived
     from sm_llm.spec.validation.runner import Checker
 
 # Standard deviation of initial weights in most families: a rate above it overwrites them in one step.
 _LARGE_RATE = 0.02
-# Settings of the optimiser that only some schedules read.
-_OF_SCHEDULES = {
-    "min_learning_rate": ("cosine", "linear", "wsd", "exponential", "plateau"),
-    "decay_fraction": ("wsd",),
-    "plateau_factor": ("plateau",),
-    "plateau_patience": ("plateau",),
-}
-_SAVED = "weights are saved in the format that they are trained in (task.precision.master)"
-_Reads = Callable[[TrainTask, "Derived | None"], bool]
-
-OF_TRAININGS: dict[str, tuple[_Reads, str]] = {
-    "logging.sample_prompt": (lambda task, _: task.tokenizer is not None, "a sample needs task.tokenizer"),
-    "logging.sample_tokens": (
-        lambda task, _: task.logging.sample_prompt is not None,
-        "it is for task.logging.sample_prompt",
-    ),
-    "logging.profile.every_steps": (
-        lambda task, derived: (
-            task.logging.profile is None or not _is_after_the_end(task.logging.profile.every_steps, derived)
-        ),
-        "the training ends before the first trace",
-    ),
-    "validation.max_rows": (lambda task, _: has_validation(task), "task.data names no validation rows"),
-    "checkpoint.keep_every_steps": (
-        lambda task, derived: _keeps_one(task, derived),
-        "no checkpoint is saved at such a step; use a multiple of task.checkpoint.every_steps",
-    ),
-    "watchdog.stall_factor": (lambda task, _: task.watchdog.enabled, "task.watchdog.enabled is false"),
-    "watchdog.stall_seconds": (lambda task, _: task.watchdog.enabled, "task.watchdog.enabled is false"),
-    "watchdog.start_seconds": (lambda task, _: task.watchdog.enabled, "task.watchdog.enabled is false"),
-    "not_finite.limit": (
-        lambda task, _: task.not_finite.policy != "stop",
-        "it is for task.not_finite.policy skip and rollback",
-    ),
-    "optim.decay_embeddings": (lambda task, _: task.optim.weight_decay > 0, "task.optim.weight_decay is 0"),
-    "optim.schedule_steps": (
-        lambda task, _: task.optim.schedule not in ("constant", "plateau") or bool(task.optim.warmup_fraction),
-        "the schedule spans no number of steps",
-    ),
-    "parallelism.sequence_parallel": (
-        lambda task, _: task.parallelism.degrees.tensor > 1,
-        "it is for a tensor_parallel_degree above 1",
-    ),
-    "parallelism.reshard_after_forward": (
-        lambda task, _: _changed(task.parallelism, ["sharding"]) != "none",
-        "with task.parallelism.sharding none no parameters are gathered",
-    ),
-    "model.config.dtype": (lambda *_: False, _SAVED),
-    "model.config.torch_dtype": (lambda *_: False, _SAVED),
-}
-"""Path below the task -> whether the training reads it, and why not where it does not."""
-
-OF_PREPARATIONS: dict[str, tuple[Callable[[PrepareTask], bool], str]] = {
-    "seed": (lambda task: task.validation_fraction > 0, "it chooses what task.validation_fraction holds out"),
-}
 
 
 def check_storage_folder(draft: Draft) -> Iterator[Issue]:
@@ -271,69 +214,12 @@ def check_optimiser(draft: Draft) -> Iterator[Issue]:
     if derived is not None and steps is not None and derived.warmup_steps == steps > 1:
         message = f"the warm-up spans all {steps} steps, so the peak comes with the last one"
         yield warning("warmup-spans-schedule", "task.optim", message)
-    for name, schedules in _OF_SCHEDULES.items():
+    for name, schedules in OF_SCHEDULES.items():
         value = getattr(optim, name)
         # A value that equals the default asks for nothing.
         if value != type(optim).model_fields[name].default and optim.schedule not in schedules:
             message = f"has no effect with schedule {optim.schedule}; it is for {', '.join(schedules)}"
             yield warning("schedule-setting-without-effect", f"task.optim.{name}", message, value)
-
-
-def check_unread_settings(draft: Draft) -> Iterator[Issue]:
-    """Settings that differ from their defaults, and that nothing reads."""
-    task = draft.job.task
-    derived = draft.derived.value
-    if isinstance(task, TrainTask):
-        given = {path: why for path, (reads, why) in OF_TRAININGS.items() if not reads(task, derived)}
-        if task.optim.schedule == "plateau" and not has_validation(task):
-            message = "the rate never falls: it follows validation loss, and task.data names no validation rows"
-            yield warning("plateau-without-validation", "task.optim.schedule", message)
-    elif isinstance(task, PrepareTask):
-        given = {path: why for path, (reads, why) in OF_PREPARATIONS.items() if not reads(task)}
-    else:
-        return
-    for path, why in given.items():
-        # A value that equals the default asks for nothing.
-        if (value := _changed(task, path.split("."))) is not None:
-            yield warning("setting-without-effect", f"task.{path}", f"has no effect: {why}", value)
-    # The job's own environment is laid over the variables that the backend sets.
-    if "OMP_NUM_THREADS" in draft.job.environment and _changed(draft.job.backend, ["threads_per_process"]):
-        message = "has no effect: environment.OMP_NUM_THREADS is given, which counts"
-        yield warning("setting-without-effect", "backend.threads_per_process", message)
-
-
-def _changed(holder: Any, path: list[str]) -> Any:
-    """The value at a path, if the path is there and the value is not its default."""
-    for name in path[:-1]:
-        holder = holder.get(name) if isinstance(holder, dict) else getattr(holder, name, None)
-    if isinstance(holder, dict):
-        return holder.get(path[-1])
-    fields: Mapping[str, Any] = getattr(type(holder), "model_fields", {})
-    if path[-1] not in fields:
-        return None
-    value = getattr(holder, path[-1])
-    return None if value == fields[path[-1]].get_default(call_default_factory=True) else value
-
-
-def has_validation(task: TrainTask) -> bool:
-    """Whether the data of a task has rows to validate on."""
-    data = task.data
-    if data.format == "synthetic":
-        return data.validation_rows > 0
-    return (data.validation_split if data.format == "stream" else data.validation) is not None
-
-
-def _is_after_the_end(step: int, derived: Derived | None) -> bool:
-    return derived is not None and derived.total_steps is not None and step > derived.total_steps
-
-
-def _keeps_one(task: TrainTask, derived: Derived | None) -> bool:
-    """Whether a save, at an interval or at the end, falls on a step that is kept."""
-    kept = task.checkpoint.keep_every_steps
-    if kept is None or derived is None or derived.total_steps is None or derived.checkpoint_every is None:
-        return True
-    total = derived.total_steps
-    return total % kept == 0 or math.lcm(kept, derived.checkpoint_every) <= total
 
 
 def check_processes(draft: Draft) -> Iterator[Issue]:
@@ -358,14 +244,6 @@ def check_program(draft: Draft) -> Iterator[Issue]:
         from sm_llm.launcher.planning.program_checks import program_warnings
 
         yield from program_warnings(draft.job)
-
-
-def check_shared_storage(draft: Draft) -> Iterator[Issue]:
-    """A setting of folders on a storage that has none."""
-    storage = draft.job.storage
-    if draft.job.storage_options.shared_with_group and local_folder(storage) is None:
-        message = f"has no effect on {storage}: the bucket's policy decides who reads it"
-        yield warning("shared-with-group-without-effect", "storage_options.shared_with_group", message)
 
 
 @blocked_by("task", "compute", "storage")
@@ -398,7 +276,6 @@ DATA_CHECKERS: tuple[Checker[Draft], ...] = (
     check_unread_settings,
     check_processes,
     check_program,
-    check_shared_storage,
     check_memory,
     check_support,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -74,6 +74,8 @@ class Draft:
 
     job: JobSpec
     upstream: Mapping[str, Upstream | None]
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Dotted path -> where a value was written."""
 
     @property
     def training(self) -> TrainTask | None:

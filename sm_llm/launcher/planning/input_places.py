@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, PlanError, StorageError
 from sm_llm.launcher.planning.local_places import local_folder
-from sm_llm.launcher.planning.source_contents import lacking, wanted_at
+from sm_llm.launcher.planning.source_contents import lacking, no_folder, wanted_at, wrong_content
 from sm_llm.optional import missing
 from sm_llm.runs.run_paths import RUN_RECORD, storage_root
 from sm_llm.runs.s3_run_store import CONFIG
@@ -185,10 +185,9 @@ def _content_issue(path: str, place: str, options: dict[str, Any], wanted: Sourc
             missing_files = [name for name in wanted.names if store.head(name) is None]
             problem = f"has no {' and no '.join(missing_files)}" if missing_files else ""
         if files and problem:
-            return Issue("source-content-wrong", path, problem, place, wanted.remedy or f"Give {wanted.what}")
+            return wrong_content(path, place, wanted, problem)
         if not files and not wanted.is_file:
-            problem = f"is an object, where {wanted.what} is wanted"
-            return Issue("source-is-a-file", path, problem, place, f"Give {wanted.what}")
+            return no_folder(path, place, wanted, "an object", f"Give {wanted.what}")
     if path == _WHEELS and not any(it.key.endswith(".whl") for it in open_store(place, options, CONFIG).list("")):
         remedy = "Fill it with: sm-llm image wheelhouse LINE PREFIX"
         return Issue("wheelhouse-without-wheels", path, "holds no wheel", place, remedy)

@@ -57,7 +57,25 @@ def settings(job: JobSpec, rows: int | None = None) -> dict[str, str]:
         if wanted := requirements(job):
             more = f" and {len(wanted) - _LISTED} more" if len(wanted) > _LISTED else ""
             found["installs"] = f"{', '.join(wanted[:_LISTED])}{more} ({task.source}/{REQUIREMENTS}, once per node)"
+    if training is not None and (trackers := _trackers(training)):
+        found["trackers"] = trackers
+    if job.environment:
+        found["environment"] = _shortened(redact(quoted(*(f"{name}={it}" for name, it in job.environment.items()))))
+    if job.secrets:
+        found["secrets"] = ", ".join(f"{name} from {reference}" for name, reference in job.secrets.items())
     return found | {f"input {name}": _input(value) for name, value in job.inputs.items()}
+
+
+def _trackers(task: TrainTask) -> str:
+    """The experiment trackers of a training, each with what was set of it."""
+    chosen = {name: getattr(task.logging.sinks, name) for name in type(task.logging.sinks).model_fields}
+    given = {name: it.model_dump(exclude_none=True) for name, it in chosen.items() if it is not None}
+    words = (f"{name} ({', '.join(f'{key} {it}' for key, it in own.items())})" for name, own in given.items() if own)
+    return redact(", ".join([*words, *(name for name, own in given.items() if not own)]))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _input(value: Input) -> str:
@@ -82,7 +100,7 @@ def _arguments(task: ScriptTask) -> str:
     from sm_llm.contract.program import argument_words, given_arguments
 
     words = quoted(*argument_words(task)) if task.args else ""
-    shown = words if len(words) <= _LONGEST else f"{words[:_LONGEST]}…"
+    shown = _shortened(words)
     nulls = sorted(set(task.args) - set(given_arguments(task))) if isinstance(task.args, dict) else []
     left_out = f"({'left out, null: ' + ', '.join(nulls)})" if nulls else ""
     # An address among them may hold a password.

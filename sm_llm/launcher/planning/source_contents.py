@@ -167,14 +167,24 @@ def _issues(path: str, value: str, place: Path, wanted: SourceKind) -> Iterator[
     if place.is_file() and not wanted.is_file:
         is_in_it = place.name in wanted.names or place.name.endswith(wanted.suffixes or ("\0",))
         remedy = f"Give the folder that holds it: {place.parent}" if is_in_it else give
-        yield Issue("source-is-a-file", path, f"is a file, where {wanted.what} is wanted", value, remedy)
+        yield no_folder(path, value, wanted, "a file", remedy)
     elif wanted.read is not None:
         try:
             wanted.read(place)
         except (DataError, OSError) as error:
             yield Issue("source-unreadable", path, str(error), value, give)
     elif place.is_dir() and (problem := lacking(wanted, list(_listing(place)))):
-        yield Issue("source-content-wrong", path, problem, value, give)
+        yield wrong_content(path, value, wanted, problem)
+
+
+def no_folder(path: str, value: str, wanted: SourceKind, found: str, remedy: str) -> Issue:
+    """The issue of a file, or an object, in the place of a folder."""
+    return Issue("source-is-a-file", path, f"is {found}, where {wanted.what} is wanted", value, remedy)
+
+
+def wrong_content(path: str, value: str, wanted: SourceKind, problem: str) -> Issue:
+    """The issue of a folder that lacks what is read from it."""
+    return Issue("source-content-wrong", path, problem, value, wanted.remedy or f"Give {wanted.what}")
 
 
 def _listing(folder: Path) -> Iterator[tuple[str, int]]:

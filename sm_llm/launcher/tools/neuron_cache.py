@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.compile_cache import STALE_MINUTES, CachedGraph, graphs, stale_locks
-from sm_llm.errors import StorageError
+from sm_llm.errors import StorageRefused
 from sm_llm.spec.parallelism.nxd import COMPILE_CACHE
 from sm_llm.storage.uri import join, open_store
 
@@ -58,7 +58,7 @@ def clear(
 def unlock(address: str, *, older_than_minutes: float = STALE_MINUTES, options: S3Options | None = None) -> Removed:
     """Delete locks that are older than so many minutes, by the storage's clock. Raises ``StorageError``."""
     if not older_than_minutes >= 0:
-        raise StorageError(f"older_than_minutes must be 0 or more, got {older_than_minutes}")
+        raise StorageRefused(f"older_than_minutes must be 0 or more, got {older_than_minutes}")
     stale = stale_locks(_store(address, options), older_than_minutes)
     return _delete(address, options, [it.key for it in stale], sum(it.size for it in stale))
 

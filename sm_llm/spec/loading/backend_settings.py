@@ -8,7 +8,7 @@ from pydantic import create_model
 
 from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.loading.overrides import parse_fields, parse_overrides
+from sm_llm.spec.loading.overrides import given_twice, parse_fields, parse_overrides
 from sm_llm.spec.tree import from_python
 from sm_llm.spec.validation.fields import validate
 
@@ -27,7 +27,7 @@ def backend_settings(
     """``backend.KEY=VALUE`` as an object of ``kind``. Raises ``SpecError`` with every issue."""
     typed, issues = parse_overrides(overrides)
     given, wrong = parse_fields(fields or {})
-    issues += wrong
+    issues += [*wrong, *given_twice([*typed, *given])]
     # The path of a message is then that of the same option in a job.
     whole = create_model("Settings", __base__=SpecModel, **{_ROOT: (kind, ...)})  # type: ignore[call-overload]
     tree = from_python({_ROOT: {}}, "")

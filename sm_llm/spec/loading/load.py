@@ -15,7 +15,7 @@ from sm_llm.spec.backends.table import options_class
 from sm_llm.spec.environment.variables import conceal
 from sm_llm.spec.job import JobSpec, WorkflowSpec, spec_digest
 from sm_llm.spec.loading.defaults import Defaults, read_defaults, with_account
-from sm_llm.spec.loading.overrides import Override, inside_a_list, parse_fields, parse_overrides, resolved
+from sm_llm.spec.loading.overrides import Override, given_twice, inside_a_list, parse_fields, parse_overrides, resolved
 from sm_llm.spec.loading.yaml_text import from_yaml, read_text
 from sm_llm.spec.references import is_reference
 from sm_llm.spec.tree import Path, Tree, from_python
@@ -98,6 +98,7 @@ def _merged(
             changes.append((path, value))
         else:
             issues.append(replace(issue, origin=value.origin(())))
+    issues += given_twice(changes)
     issues += _apply(tree, changes, kind)
     # After the changes, which may choose the backend that takes these defaults.
     with_account(tree, defaults)

@@ -15,7 +15,7 @@ from sm_llm.spec.validation.fields import closest, meant, nearest
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from sm_llm.spec.base import SpecModel
 
@@ -33,6 +33,13 @@ class CommandLine(str):
 
     __slots__ = ()
     origin = "command line"
+
+
+class Hyperparameter(CommandLine):
+    """An override that a job was started with as a hyperparameter."""
+
+    __slots__ = ()
+    origin = "hyperparameter"
 
 
 class TypedFields(dict[str, Any]):
@@ -186,6 +193,38 @@ def _nearest_in_steps(steps: Mapping[str, Any], path: Path) -> str:
 def _path(key: str) -> Path | None:
     parts = tuple(key.strip().split("."))
     return parts if all(parts) else None
+
+
+def given_twice(changes: Sequence[tuple[Path, Tree]]) -> list[Issue]:
+    """Values that one source, the command line or a mapping in Python, gives twice and differently: only the last of
+    them would count.
+
+    Texts in Python may be laid over one another: a script adds its own behind those that it was given.
+    """
+    seen: dict[tuple[str, Path], Any] = {}
+    above: dict[tuple[str, Path], Path] = {}
+    issues: dict[Path, Issue] = {}
+    for path, tree in changes:
+        origin = tree.origin(())
+        for leaf, value in () if origin == OVERRIDE_ORIGIN else _leaves(path, tree.value):
+            ends = (leaf[:end] for end in range(1, len(leaf) + 1))
+            at = next((it for it in ends if (origin, it) in seen), above.get((origin, leaf)))
+            # An empty block asks for its defaults, over which values below it may be given.
+            if at is not None and seen[origin, at] != value and not (at != leaf and seen[origin, at] == {}):
+                beside = "" if at == leaf else f", once as {'.'.join(at)}"
+                problem = f"is given twice, with different values{beside}"
+                issues[leaf] = Issue("value-given-twice", ".".join(leaf), problem, remedy="Keep one", origin=origin)
+            seen[origin, leaf] = value
+            above |= {(origin, leaf[:end]): leaf for end in range(1, len(leaf))}
+    return list(issues.values())
+
+
+def _leaves(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves((*path, key), item)
+    else:
+        yield path, value
 
 
 def inside_a_list(tree: Tree, path: Path) -> Issue | None:

@@ -13,6 +13,7 @@ from sm_llm.spec.loading.load import read_source, recipe_files
 from sm_llm.spec.loading.yaml_text import to_yaml
 from sm_llm.spec.reference.docs import class_doc, field_docs
 from sm_llm.spec.schema import block_for, child, default_block, tag, tag_values
+from sm_llm.spec.validation.fields import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +34,8 @@ def commented(recipe: str) -> str:
     """
     files = recipe_files()
     if recipe not in files:
-        raise SpecError([Issue("recipe-unknown", recipe, "is not a recipe", remedy=f"Recipes: {', '.join(files)}")])
+        remedy = did_you_mean(recipe, files) or f"Recipes: {', '.join(files)}"
+        raise SpecError([Issue("recipe-unknown", recipe, "is not a recipe", remedy=remedy)])
     value = read_source(recipe).value
     kind: type[SpecModel] = WorkflowSpec if "steps" in value else JobSpec
     text = files[recipe].read_text(encoding="utf-8")

@@ -101,6 +101,7 @@ JOB_CHECKERS: tuple[Checker[JobSpec], ...] = (
     check_degrees,
     task_checks.check_tokenizer,
     task_checks.check_fetch_source,
+    task_checks.check_conversion,
     task_checks.check_registration,
     task_checks.check_precompiled_strategy,
     task_checks.check_program_entry,

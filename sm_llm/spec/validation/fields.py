@@ -351,6 +351,8 @@ def _remedy(annotation: Any, seen: Any) -> str:
         return next((text for key in seen if key not in fields and (text := did_you_mean(str(key), fields))), "")
     if any(map(_is_text, kinds)) and isinstance(seen, int | float):
         return f'Write "{seen}"'
+    if isinstance(seen, str) and any(get_origin(kind) is list for kind in kinds):
+        return f"Write [{seen}]"
     return did_you_mean(seen, [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)])
 
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue
 from sm_llm.spec.inputs import FOLDERS, OF_INPUTS, PLACEHOLDER, is_folder_name
-from sm_llm.spec.tasks import FetchTask, PrecompileTask, PrepareTask, RegisterTask, ScriptTask, TrainTokenizer
+from sm_llm.spec.tasks import (
+    ConvertTask,
+    FetchTask,
+    PrecompileTask,
+    PrepareTask,
+    RegisterTask,
+    ScriptTask,
+    TrainTokenizer,
+)
 from sm_llm.spec.validation.address_checks import HUB
 from sm_llm.spec.validation.fields import did_you_mean
 
@@ -45,6 +53,18 @@ def check_fetch_source(job: JobSpec) -> Iterator[Issue]:
     if isinstance(task, FetchTask) and not HUB.fullmatch(task.source):
         remedy = "Write hf://org/name@revision; files elsewhere are read where they are, or copied by sm-llm sync"
         yield Issue("fetch-source-invalid", "task.source", "is not an address on the hub", task.source, remedy)
+
+
+def check_conversion(job: JobSpec) -> Iterator[Issue]:
+    """Settings of the other direction, which the conversion would refuse."""
+    task = job.task
+    if isinstance(task, ConvertTask) and task.to == "nxd" and task.config is not None:
+        remedy = "Leave it out: the config.json in the folder of the weights counts"
+        problem = "has no effect with to: nxd"
+        yield Issue("conversion-setting-without-effect", "task.config", problem, task.config, remedy)
+    if isinstance(task, ConvertTask) and task.to == "hf" and not task.xser:
+        problem = "has no effect with to: hf: the shards show it"
+        yield Issue("conversion-setting-without-effect", "task.xser", problem, task.xser, "Leave it out")
 
 
 def check_registration(job: JobSpec) -> Iterator[Issue]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote
 
-from sm_llm.errors import StorageError
+from sm_llm.errors import StorageError, StorageRefused
 from sm_llm.file_names import brought_problem, paths_problem
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def parse_hub(uri: str) -> HubAddress:
     match = _ADDRESS.fullmatch(uri)
     path = (match["path"] or "").strip("/") if match else ""
     if match is None or ".." in path.split("/"):
-        raise StorageError(f"{uri!r} is not a hub address. Write {SCHEME}org/name@revision, or {SCHEME}datasets/…")
+        raise StorageRefused(f"{uri!r} is not a hub address. Write {SCHEME}org/name@revision, or {SCHEME}datasets/…")
     kind = "dataset" if match["kind"] == "datasets" else "model"
     return HubAddress(kind, match["repository"], unquote(match["revision"]) if match["revision"] else None, path)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import StorageError
+from sm_llm.errors import StorageRefused
 from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Selection:
         """
         for pattern in self.include:
             if not any(matches(pattern, it.key) for it in items):
-                raise StorageError(
+                raise StorageRefused(
                     f"include: {pattern!r} matches none of {counted(len(items), 'file')}. {_examples(items)}"
                 )
         kept, left_out = list(items), []
@@ -69,7 +69,7 @@ class Selection:
             kept, out = _without(kept, other_weight_formats(it.key for it in kept), "other formats of the weights")
             left_out += [out] if out.files else []
         if not kept:
-            raise StorageError("include and exclude leave nothing to copy")
+            raise StorageRefused("include and exclude leave nothing to copy")
         return kept, left_out
 
 

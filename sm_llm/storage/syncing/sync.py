@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import StorageError
+from sm_llm.errors import StorageRefused
 from sm_llm.storage.engines.auto import ENGINES
 from sm_llm.storage.publication.result import result_address
 from sm_llm.storage.syncing.scan import describe, scan
@@ -68,7 +68,7 @@ def sync(
     source = result_address(str(source), options)
     here, there = _locate(source, "source"), _locate(destination, "destination")
     if here.path is None and there.path is None:
-        raise StorageError("sync: one of source and destination must be a folder on this machine")
+        raise StorageRefused("sync: one of source and destination must be a folder on this machine")
     report = SyncReport(here.uri, there.uri)
     transfer = _transfer(here, there, engine, max_bandwidth, resume, report.engines.append)
     settings = SyncSettings(Selection(include, exclude, one_weight_format), transfer, dry_run, progress, report)
@@ -94,9 +94,9 @@ def _transfer(
     announce: Callable[[str], None],
 ) -> Transfer:
     if engine not in ENGINES:
-        raise StorageError(f"engine: there is no {engine!r}. Known: {', '.join(ENGINES)}")
+        raise StorageRefused(f"engine: there is no {engine!r}. Known: {', '.join(ENGINES)}")
     if max_bandwidth is not None and max_bandwidth < 1:
-        raise StorageError(f"max_bandwidth: must be at least 1 byte per second (got {max_bandwidth})")
+        raise StorageRefused(f"max_bandwidth: must be at least 1 byte per second (got {max_bandwidth})")
     if here.path is not None and there.path is not None:
         return CopyTransfer()
     from sm_llm.storage.engines.auto import EngineTransfer
@@ -109,9 +109,11 @@ def _locate(address: str | Path, what: str) -> Location:
     exists = location.path is not None and location.path.exists()
     if any(character in str(address) for character in _WILDCARDS) and not exists:
         pattern = str(address).rpartition("/")[2]
-        raise StorageError(f"{what}: {str(address)!r} holds a wildcard. Name the folder and give --include {pattern!r}")
+        raise StorageRefused(
+            f"{what}: {str(address)!r} holds a wildcard. Name the folder and give --include {pattern!r}"
+        )
     if what == "destination" and location.path is not None and exists and not location.path.is_dir():
-        raise StorageError(f"destination: {location.path} is a file. Name a folder")
+        raise StorageRefused(f"destination: {location.path} is a file. Name a folder")
     return location
 
 
@@ -119,7 +121,7 @@ def _assert_folder_meant(is_file: bool, items: Sequence[StoredObject], destinati
     """One file to a place of the same name was most likely not meant to become a file in a folder of its own name."""
     above, slash, name = str(destination).rpartition("/")
     if is_file and name == items[0].key:
-        raise StorageError(
+        raise StorageRefused(
             f"destination: {str(destination)!r} is taken for a folder, and {name!r} would be put into it. "
             f"Name the folder, {above if slash else '.'!r}, or close this one with '/'"
         )
@@ -136,7 +138,7 @@ def _local_items(here: Location) -> tuple[list[StoredObject], Path]:
         items, folder = [single] if single is not None else [], path.parent
     if not items:
         problem = "holds no file" if path.is_dir() else "does not exist"
-        raise StorageError(f"source: {path} {problem}, so there is nothing to copy")
+        raise StorageRefused(f"source: {path} {problem}, so there is nothing to copy")
     return items, folder
 
 
@@ -152,7 +154,7 @@ def _items(here: Location, options: S3Options | Mapping[str, Any] | None) -> tup
     above = open_store(f"s3://{here.bucket}/{parent}", options)
     single = above.head(name) if name else None
     if single is None:
-        raise StorageError(
+        raise StorageRefused(
             f"source: {here.uri} holds nothing: no object below it, and none of that name.{_near(above, name)}"
         )
     return above, [replace(single, key=name)]

@@ -76,7 +76,8 @@ def check_continuation(context: WorkerContext, start: Start, now: Identity, setu
         allow_other_data=isinstance(task_start, CheckpointStart) and task_start.allow_other_data,
         is_stated=setup.task.optim.schedule_steps is not None,
     )
-    if (issue := length_issue(setup.task, setup.total_steps, start.step, may_equal=True)) is not None:
+    own = recorded_identity(start.meta) if start.is_own else None
+    if (issue := length_issue(setup.task, setup.total_steps, start.step, may_equal=True, own=own)) is not None:
         # The length comes first, without what it already covers.
         issues = [issue, *without_duplicates(issues, [issue])]
     if issues:

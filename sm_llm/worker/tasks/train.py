@@ -205,8 +205,15 @@ class Trainer:
             if isinstance(self.setup.train, Source):
                 rows = rows_of_step(self.setup.train, steps[0], self.setup.derived.global_batch_size)
                 places = f" ({name_rows(self.setup.train, rows)})"
-            raise DataError(f"{error}{places}. {_ways_past_empty(self.context.store.uri)}") from None
+            raise DataError(f"{error}{places}. {self._ways_past_empty()}") from None
         self.context.notice(self.nonfinite.message, "warning")
+
+    def _ways_past_empty(self) -> str:
+        """What to do about batches without labels; rows that are taken out change the data, which no resume accepts."""
+        # Without a checkpoint a resume is refused, and a run that begins anew needs the change as well.
+        verb = "rerun" if self.checkpointer.published_step is None else "resume"
+        skip = quoted(self.context.store.uri, "task.not_finite.policy=skip")
+        return f"Skip them: sm-llm {verb} {skip}. Changed rows need a new run (fit --new)"
 
     def go_back(self) -> int:
         """Continue from this run's newest checkpoint, in this very attempt; returns its step."""
@@ -422,10 +429,3 @@ class GraphExtraction(Trainer):
 
     def publish(self) -> None:
         """Nothing."""
-
-
-def _ways_past_empty(run: str) -> str:
-    """What to do about batches without labels; rows that are taken out change the data, which no resume accepts."""
-    skip = "task.not_finite.policy=skip"
-    resume = f"sm-llm resume {quoted(run, skip)}"
-    return f"Skip them: {resume} (rerun, without a checkpoint). Changed rows need a new run (fit --new)"

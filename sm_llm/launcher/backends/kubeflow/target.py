@@ -258,6 +258,9 @@ def check_effects(asked: Asked) -> Iterator[Issue]:
             yield Issue(
                 "kubeflow-option-without-effect", f"backend.{name}", problem, value, "Leave it out, or set both"
             )
+    if asked.job.compute.instance_type is None and options.instance_label == "ec2":
+        problem, remedy = "has no effect without compute.instance_type", "Set both"
+        yield Issue("kubeflow-option-without-effect", "backend.instance_label", problem, "ec2", remedy)
     if options.topology is None and "topology_mode" in options.model_fields_set:
         problem = "has no effect without backend.topology"
         yield Issue(

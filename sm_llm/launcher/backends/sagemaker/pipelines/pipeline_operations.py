@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sm_llm.errors import Issue, PlanError, SubmitError
+from sm_llm.errors import Issue, PlanError, RunNotFound, SubmitError
 from sm_llm.launcher.aws_account import AwsAccount, aws_errors, is_missing
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import PipelineDefinition, Register, render
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import VALUE_CHECKERS, GivenValues, job_in, spelt
@@ -228,5 +228,5 @@ def _region(region: str | None) -> str:
 def _region_of(execution: str) -> str:
     match = _EXECUTION.fullmatch(execution)
     if match is None:
-        raise SubmitError(f"{execution}: is not the ARN of a pipeline's execution")
+        raise RunNotFound(f"{execution}: is not the ARN of a pipeline's execution")
     return match["region"]

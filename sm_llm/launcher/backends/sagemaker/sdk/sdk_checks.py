@@ -28,7 +28,7 @@ from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import (
     session_issues,
     variable_issues,
 )
-from sm_llm.launcher.planning.checks import has_validation
+from sm_llm.launcher.planning.unread_settings import has_validation
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.validation.fields import did_you_mean
 from sm_llm.spec.validation.runner import blocked_by
