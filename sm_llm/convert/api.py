@@ -146,6 +146,7 @@ def _identity(job: ConversionJob, folder: Path, to: str) -> dict[str, Any]:
     files = []
     for path in job.files:
         stat = path.stat()
+        # Not by content: reading all weights once more would take as long as the conversion.
         files.append([os.path.relpath(path, folder), stat.st_size, stat.st_mtime_ns])
     settings = {**degrees_json(job.plan.degrees), "xser": job.xser, "config": dict(job.config)}
     return {"to": to, "source": str(folder.absolute()), "files": files, **settings}

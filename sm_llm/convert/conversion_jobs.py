@@ -266,6 +266,7 @@ def _config_file(root: Path, given: Path | None) -> Path:
 
 def _check_manifest(found: NxdSource, config: Mapping[str, Any], given: Given) -> None:
     """Options and config must match the manifest."""
+    # Without one the shards are NxD's own, and options must state what file names and shapes do not show.
     recorded = found.manifest
     if recorded is None:
         return

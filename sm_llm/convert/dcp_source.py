@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from sm_llm.convert.mapping_rules import ShardPlan
 
+# The name that torch.distributed.checkpoint gives to its index.
 METADATA = ".metadata"
 _DTYPES = {it.dtype: name for name, it in FORMATS.items()}
 _SHOWN = 4

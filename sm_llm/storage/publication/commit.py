@@ -29,6 +29,7 @@ _TRIES = 5
 
 def new_save(run_id: str, step: int | None, *, world_size: int, node_count: int) -> Save:
     """A fresh save of ``step`` (None: the final result). Rank 0 draws it and broadcasts it."""
+    # 128 random bits: two saves of one step, also of two attempts, never share a key.
     return Save(run_id=run_id, step=step, save_id=secrets.token_hex(16), world_size=world_size, node_count=node_count)
 
 

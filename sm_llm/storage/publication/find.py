@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # Times that a commit is read again because it changed meanwhile; a commit is written once, and deleted once.
 _ATTEMPTS = 10
+# Each further listing is taken only after every listed commit was gone when it was read.
 _LISTINGS = 3
 
 

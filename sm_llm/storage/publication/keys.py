@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 COMMITS = "ckpt/commits/"
+# At most 18 digits, so that a step fits into 64 bits.
 _COMMIT = re.compile(r"ckpt/commits/(?:step-([0-9]{1,18})|final)\.json")
 _SAVE = re.compile(r"(?:ckpt/step-([0-9]{1,18})|final)/([0-9a-f]{32})/")
 

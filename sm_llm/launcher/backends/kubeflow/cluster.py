@@ -20,13 +20,16 @@ from sm_llm.optional import command, missing
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+# Major versions of the client, which follow those of Kubernetes.
 SUPPORTED = range(35, 36)
 """Major versions of the client that this adapter is made for; ``setup.cfg`` pins the same."""
+# To connect, and to read an answer.
 TIMEOUT_SECONDS = (10.0, 60.0)
 """To connect, and between two parts of an answer."""
 _TRIES, _PAUSE_SECONDS = 4, 1.0
 DELETE_SECONDS = 300.0
 _POLL_SECONDS = 0.5
+# Too many requests, and faults of the API server or a proxy before it: nothing is known of the request.
 _TRANSIENT = (429, 500, 502, 503, 504)
 INSTALL = {
     "PyTorchJob": "kubectl apply --server-side -k "
@@ -105,6 +108,7 @@ class KubernetesCluster:
         try:
             self._call("POST", place, {}, manifest)
         except Refused as error:
+            # 409: it is there from a try of this attempt that was broken off.
             if error.status != 409:
                 raise
             self._call("PUT", f"{place}/{body['name']}", {}, manifest)
@@ -141,6 +145,7 @@ class KubernetesCluster:
         try:
             return self._get(path) is not None
         except Refused as error:
+            # Roles may be allowed to create jobs and not to read secrets: that is no proof of absence.
             if error.status == 403:
                 return None
             raise
@@ -148,6 +153,7 @@ class KubernetesCluster:
     def has_kind(self, kind: str, namespace: str) -> bool:
         """Whether the cluster knows a custom resource."""
         try:
+            # The path of a kind exists only where its CRD is installed.
             self._call("GET", self._jobs(kind, namespace), {"limit": 1})
         except Refused as error:
             if error.status == 404:
@@ -189,6 +195,7 @@ class KubernetesCluster:
                     raise
                 renewed, self._client = True, None
             except QueryError:
+                # These may be carried out twice with the same result; a second POST would be another job, or a refusal.
                 if method not in ("GET", "DELETE", "PUT") or not left:
                     raise
                 self.sleep(_PAUSE_SECONDS)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sm_llm.runs.run_record import Attempt, RunRecord
     from sm_llm.runs.run_store import RunStore
 
+# Phases in which a pod holds its devices, or waits for some.
 _IN_USE = ("Running", "Pending")
 
 
@@ -131,6 +132,7 @@ def stop_job(home: RunStore, record: RunRecord, attempt: Attempt, cluster: Kuber
     if job is None or not is_of(job, home.uri, attempt.number):
         return
     pods = cluster.pods(namespace, name)
+    # Nobody in a pod that waits for its node could read the request.
     waits = native_state(job, pods, list).state is RunState.PENDING
     if not now and not waits:
         return
@@ -145,6 +147,7 @@ def stop_job(home: RunStore, record: RunRecord, attempt: Attempt, cluster: Kuber
 def _keep_logs(home: RunStore, number: int, cluster: KubernetesCluster, namespace: str, name: str) -> None:
     """Copy what pods have printed that are about to be deleted; on this machine alone."""
     copy = PodLogCopy(cluster, namespace, name, home.paths.logs(number))
+    # Until nothing is new: a pull copies MOST_BYTES at most.
     while copy.pull():
         pass
 
@@ -186,6 +189,7 @@ def logs_of(
 def shell_command(home: RunStore, native_id: str, node: int, cluster: KubernetesCluster) -> list[str]:
     """The command of kubectl that opens a shell in a pod. Raises ``SubmitError`` for one that does not run."""
     context, namespace, name = parts(native_id)
+    # Nodes are numbered by the pods' own index, as in the logs.
     found = {node_of(it): it for it in cluster.pods(namespace, name)}
     pod = found.get(node)
     if pod is None:

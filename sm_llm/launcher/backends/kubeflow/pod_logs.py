@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.backends.kubeflow.cluster import KubernetesCluster
 
+# Of one answer; the rest of a long log comes with the next.
 MOST_BYTES = 4 << 20
 """Of one pod in one answer; the rest comes with the next."""
+# The API takes whole seconds in sinceTime, and sends fractions of them.
 _SECONDS = len("2026-11-29T10:00:00")
 # Beside a copy: which part of which container's log it holds already.
 _SEEN = ".seen-"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 Option = tuple[str, str | None]
 """A long option and its value; None for an option without one."""
 
+# Words that need no quotes in bash and in a line of options.
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 _SPECIAL = re.compile(r'[\\"$`]')
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")

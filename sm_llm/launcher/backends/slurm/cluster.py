@@ -25,13 +25,16 @@ if TYPE_CHECKING:
 _FIELDS = ("JobID", "State", "Reason", "RestartCnt", "StartTime", "NodeList", "Comment", "WorkDir")
 # In no name of a node, and in no comment of ours.
 _SEPARATOR = "\x1f"
+# Several questions about one state (a table of runs, a look at a workflow) share one listing.
 _FRESH_SECONDS = 2.0
+# Slurm's own words; its commands have one exit code for all errors.
 _INVALID = "Invalid job id"
 _JOB = re.compile(r"^([0-9]+)(?:;\S+)?$", re.MULTILINE)
 _NO_ACCOUNTING = "accounting storage is disabled"
 # Of one log in one answer; the rest comes with the next.
 _MOST_LOG_BYTES = 4 << 20
 
+# Only these names are copied from the shared folder.
 _LOG = re.compile(r"job\.log|node-[0-9]{1,6}\.log")
 _END = re.compile(r"(?P<kind>outcome|failure|stopped)-(?P<restart>[0-9]{1,9})(?:-(?P<node>[0-9]{1,6}))?(?:\.json)?")
 
@@ -152,6 +155,7 @@ class Cluster:
 
     def expand(self, listed: str) -> list[str]:
         """The nodes of Slurm's compressed list, in the order of their ranks. Raises ``SubmitError``."""
+        # Sorted, because ranks are given in this order, whatever order Slurm lists the nodes in.
         return sorted(self._ask("scontrol", "show", "hostnames", listed).split(), key=numeric)
 
     def accounted(self, job_id: str) -> JobRow | None:
@@ -171,6 +175,7 @@ class Cluster:
 
     def has_accounting(self) -> bool:
         """Whether ``sacct`` has a database. Raises ``NoAnswer``."""
+        # Any job: only whether there is a database is asked.
         answer = self.transport.run(["sacct", "-X", "-n", "-j", "1"])
         if answer.code and _NO_ACCOUNTING not in answer.error:
             raise NoAnswer(f"sacct on {self.transport.where}: {answer.words}")

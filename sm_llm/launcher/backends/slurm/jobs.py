@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sm_llm.runs.run_record import Attempt, RunRecord
     from sm_llm.runs.run_store import RunStore
 
+# A claim without a job after this time is taken for a submission that failed.
 SUBMIT_SECONDS = 600.0
 """After its claim a launcher may still be about to submit an attempt: all its commands take no longer."""
 

@@ -57,6 +57,7 @@ class NeuronDevice:
         return torch.as_tensor(values).to(self.torch_device)
 
     def scalars(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        # Stacked on the device they would be a graph of their own for every number of values.
         return torch.tensor([float(it) for it in values], dtype=torch.float64).to(self.torch_device)
 
     def read_later(self, value: torch.Tensor) -> Callable[[], float]:
@@ -66,6 +67,7 @@ class NeuronDevice:
         return torch.empty_like(tensor, device="cpu")
 
     def wait(self) -> None:
+        # XLA runs nothing before its graph is cut.
         library.cut_graph(wait=True)
 
     def peak_memory(self) -> None:
@@ -86,5 +88,6 @@ class NeuronDevice:
 
 def neuron_core(place: ProcessInfo) -> NeuronDevice:
     """The NeuronCore of this process. Raises ``RunFailed`` where the image is not one that trains."""
+    # Before anything else is imported: packages of several releases fail later, and in other words.
     library.check_release()
     return NeuronDevice()

@@ -76,6 +76,7 @@ def platform() -> str:
 
 def logical_cores() -> int:
     """Physical cores that make one NeuronCore of the runtime: on trn2 two, unless the environment names another."""
+    # trn2 joins two physical cores to a logical one by default; trn1 has no such setting.
     return int(os.environ.get("NEURON_LOGICAL_NC_CONFIG", "2")) if platform() == "trn2" else 1
 
 
@@ -103,6 +104,7 @@ def rank_of(kind: str) -> int:
 
 def forget_groups() -> None:
     """Undo what ``configure`` made."""
+    # NxD keeps its groups in globals of a module: a second strategy in the process would meet them.
     if symbol(_STATE, "model_parallel_is_initialized")():
         symbol(_STATE, "destroy_model_parallel")()
 

@@ -123,6 +123,7 @@ class Attention(torch.nn.Module):
         positions = torch.arange(query.shape[2], device=query.device)[None]
         cosine, sine = (it[:, None] for it in self.rotary(value, positions))
         query, key = rotated(query, cosine, sine), rotated(key, cosine, sine)
+        # Of this rank: key/value heads are copied over ranks where there are fewer of them than ranks.
         group = query.shape[1] // key.shape[1]
         found = self.core(query, key.repeat_interleave(group, 1), value.repeat_interleave(group, 1))
         order = (2, 0, 1, 3) if self.shape.sequence_parallel else (0, 2, 1, 3)
@@ -159,7 +160,10 @@ class Mlp(torch.nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.gate_up_proj = library.layer("ColumnParallelLinear")(
-            shape.hidden, 2 * shape.inner, **shape.linear(stride=2, gather_output=False)
+            # stride=2: NxD splits gate and up each by itself, so that a rank gets matching channels of both.
+            shape.hidden,
+            2 * shape.inner,
+            **shape.linear(stride=2, gather_output=False),
         )
         self.down_proj = library.layer("RowParallelLinear")(
             shape.inner, shape.hidden, **shape.linear(input_is_parallel=True)

@@ -65,6 +65,7 @@ class ShardedAdamW(torch.optim.Optimizer):
     def _total_norm(self, gradients: list[tuple[dict[str, Any], torch.Tensor]]) -> torch.Tensor:
         squares = [(it.float().square() * group["share"]).sum() for group, it in gradients]
         total = torch.stack(squares).sum()
+        # Over all processes: the shares count each element of the model once.
         dist.all_reduce(total)
         return total.sqrt()
 

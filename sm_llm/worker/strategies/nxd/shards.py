@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sm_llm.spec.training import OptimSpec
     from sm_llm.worker.strategies.weights import WeightReader
 
+# Of key/value heads NxD keeps a copy on each rank that needs it.
 _COPIED = (".self_attn.k_proj.", ".self_attn.v_proj.")
 
 
@@ -97,6 +98,7 @@ class RankShards:
             by_source = parts_by_source(held)
             for name in names:
                 parts, _ = primary_and_copies(by_source[name])
+                # One tensor at a time: rank 0 never holds more of the model than that.
                 slices = [self._brought(name, it, own, ranks[it.rank, stage], group) for it in parts]
                 yield name, torch.cat(slices, dim=parts[0].tensor.axis) if dist.get_rank() == 0 else torch.empty(0)
 
