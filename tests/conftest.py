@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take longest come first, else the last of them runs alone.
 
-    ``durations.json`` tells how long; a file never measured is taken to last as its longest ``timeout`` allows.
+    ``durations.json`` has their times; a file never measured is taken to last as its longest ``timeout`` allows.
     """
     if unstable := [it.nodeid for it in items if " object at 0x" in it.nodeid]:
         raise pytest.UsageError(f"give parametrize ids without addresses, the same in all processes: {unstable[0]}")
@@ -113,7 +113,7 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Every process of pytest-xdist collects all tests; one of them tells what it left out."""
+    """Every process of pytest-xdist collects all tests; one of them reports what it left out."""
     if not _left_out:
         _left_out.update(getattr(node, "workeroutput", {}).get("left_out", {}))
 

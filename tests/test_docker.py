@@ -139,7 +139,7 @@ def test_constraints_hold_what_is_installed() -> None:
 
 @dataclass
 class Docker:
-    """In docker's place: keeps what it was told."""
+    """In docker's place: keeps the arguments that it was given."""
 
     calls: list[tuple[list[str], str | None]]
     code: int = 0

@@ -112,6 +112,20 @@ def test_a_house_word_stays_out_of_the_names_of_tests(word: str) -> None:
     assert not hits, f"write {WORDS[word]}:\n" + "\n".join(hits)
 
 
+def docstrings(source: str) -> list[str]:
+    """The docstrings of a module, of its classes and of its functions."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return [text for it in ast.walk(ast.parse(source)) if isinstance(it, kinds) and (text := ast.get_docstring(it))]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_house_word_stays_out_of_the_docstrings_of_tests(word: str) -> None:
+    own = {it: it.read_text() for it in (ROOT / "tests").rglob("*.py") if it != Path(__file__)}
+    hits = [f"{it.relative_to(ROOT)}: {text}" for it, source in own.items() for text in docstrings(source)
+            if is_in(word, text)]  # fmt: skip
+    assert not hits, f"write {WORDS[word]}:\n" + "\n".join(hits)
+
+
 def test_words_are_found_in_comments_strings_and_docstrings_alone() -> None:
     source = 'told = goes_on = 1  # it goes on\nprint(f"x is told {told}")\n\ndef f():\n    """It\n    is mended."""\n'
     lines = lines_of(source)

@@ -12,6 +12,7 @@ from sm_llm.convert.hf_source import SOURCE, clean_names
 from sm_llm.convert.report import read_manifest
 from sm_llm.convert.work import MANIFEST, SHARDS
 from sm_llm.errors import ConversionError, ConversionRefused, Issue
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -67,7 +68,7 @@ def find_shards(folder: Path) -> NxdSource:
         raise ConversionRefused([_nothing(folder)])
     _check_marker(root)
     if len(found) > 1:
-        shown = "; ".join(f"{naming} ({len(ranks)} files)" for naming, ranks in found.items())
+        shown = "; ".join(f"{naming} ({counted(len(ranks), 'file')})" for naming, ranks in found.items())
         remedy = "Keep the files of one checkpoint, and move the others to a folder of their own"
         raise ConversionRefused(
             [

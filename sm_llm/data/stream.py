@@ -16,6 +16,7 @@ from sm_llm.data.prepare.pack import with_end_tokens
 from sm_llm.data.source import ArraySource, Batch
 from sm_llm.data.text_blocks import Block, StreamPosition, TextBlocks, open_dataset
 from sm_llm.errors import DataError
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,7 +179,7 @@ def validation_rows(data: StreamData, tokenizer: Path, vocab_size: int) -> Array
     rows = len(tokens) // data.seq_length
     if rows == 0:
         raise DataError(
-            f"task.data.validation_split: {data.validation_split!r} holds {len(tokens)} tokens, "
+            f"task.data.validation_split: {data.validation_split!r} holds {counted(len(tokens), 'token')}, "
             f"one row needs {data.seq_length}"
         )
     ids64 = tokens[: rows * data.seq_length].astype(np.int64).reshape(rows, data.seq_length)

@@ -29,7 +29,7 @@ from sm_llm.spec.comparison.leaves import spec_differences
 from sm_llm.spec.field_classes import FieldClass
 from sm_llm.spec.loading.overrides import parse_fields, parse_overrides, texts, without_step
 from sm_llm.storage.uri import join
-from sm_llm.terminal import quoted, say
+from sm_llm.terminal import counted, quoted, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -299,7 +299,7 @@ def finish(run: RunHandle) -> RunHandle:
     total = status_of(job).progress.total_steps
     newest = max((it.step for it in job.checkpoints() if it.valid), default=0)
     if total is None or newest < total:
-        of = f"{newest} of {total} steps" if total else "nothing"
+        of = f"{newest} of {counted(total, 'step')}" if total else "nothing"
         raise LaunchRefused(
             f"{run.id} has not done its work: {of} saved. Continue it with: sm-llm resume {quoted(run.uri)}"
         )

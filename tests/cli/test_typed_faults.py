@@ -1,4 +1,4 @@
-"""What a person types wrongly is told by where it was typed, with words that can be typed instead."""
+"""What a person types wrongly is reported at the place where it was typed, with what to type instead."""
 
 from __future__ import annotations
 

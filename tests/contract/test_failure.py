@@ -1,4 +1,4 @@
-"""The causes of failures: recognised from what torch, the system and scripts really say."""
+"""The causes of failures: recognised from what torch, the system and scripts really print."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "nxd.tar.xz"
 
 @pytest.fixture(scope="session")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``hf_*`` are sources, the other folders their shards; the names tell model, tp, pp, multiplier and form."""
+    """``hf_*`` are sources, the other folders their shards; the names hold model, tp, pp, multiplier and form."""
     folder = tmp_path_factory.mktemp("golden")
     with tarfile.open(GOLDEN) as archive:
         archive.extractall(folder, filter="data")

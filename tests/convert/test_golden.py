@@ -29,7 +29,7 @@ FORMS = {"qkv": "linear", "fused": "fused", "split": "split"}
 
 
 def degrees(name: str) -> dict[str, Any]:
-    """What a folder's name tells."""
+    """What a folder's name holds."""
     tensor, pipeline = (int(it) for it in re.findall(r"_tp(\d+)_pp(\d+)", name)[0])
     form = FORMS[name.removesuffix("_xser").rpartition("_")[2]]
     found = {"tensor_parallel_degree": tensor, "pipeline_parallel_degree": pipeline, "qkv": form}

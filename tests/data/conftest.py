@@ -69,7 +69,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Pat
 
 @pytest.fixture
 def run_prepare(tmp_path: Path, tokenizer: Path) -> Callable[..., dict[str, Any]]:
-    """``run_prepare(source, ..., **fields)`` writes to ``tmp_path/out`` with the small tokenizer unless told else."""
+    """``run_prepare(source, ..., **fields)`` writes to ``tmp_path/out``, by default with the small tokenizer."""
 
     def run(*sources: Path | str, output: str = "out", **fields: Any) -> dict[str, Any]:
         progress = fields.pop("progress", lambda _: None)

@@ -1,4 +1,4 @@
-"""A run whose checkpoints are published late says so, where people look."""
+"""Late publication of checkpoints is reported by status, logs and lists of runs."""
 
 from __future__ import annotations
 

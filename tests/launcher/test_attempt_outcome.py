@@ -80,7 +80,7 @@ def attempt(tmp_path: Path) -> Attempt:
 
 
 def test_OB09_of_many_ranks_the_one_with_the_cause_is_named(attempt: Attempt) -> None:
-    """Only rank 5 has a traceback; the others lost it, and some of them told so first."""
+    """Only rank 5 has a traceback; the others lost it, and some of them reported that first."""
     attempt.reported(0, Cause.LOST_PEER, "RuntimeError: Connection closed by peer")
     attempt.reported(5, Cause.DEVICE_MEMORY, "torch.OutOfMemoryError: CUDA out of memory")
     outcome = attempt.judge()

@@ -1,4 +1,4 @@
-"""The rehearsal: the very request that SageMaker would get, under its real training toolkit, with S3 in and out."""
+"""The SageMaker emulation: the request that SageMaker would get, under its real training toolkit, with data in S3."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def losses(run: Run) -> dict[int, str]:
 def s3_home(
     s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, preloaded: Preloaded
 ) -> str:
-    """Storage in S3; the toolkit, which knows nothing of our options, is told by AWS's own variable."""
+    """Storage in S3; the toolkit, which knows nothing of our options, is configured by AWS's own variable."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_server.endpoint)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -158,7 +158,7 @@ def test_the_toolkit_trains_to_the_same_losses_as_the_local_backend(
 @pytest.mark.integration
 @pytest.mark.timeout(900)
 def test_SF07_term_to_the_toolkit_stops_the_training_in_order(s3_home: str, preloaded: Preloaded) -> None:
-    """The toolkit dies of it and tells nobody; each node's watcher takes that for a request to stop."""
+    """The toolkit dies of it and passes it on to nobody; each node's watcher takes that for a request to stop."""
     preloaded.off()
     steady = {"schedule": "constant", "warmup_steps": 0}
     run = api.launch(spec(s3_home, 2, 1, max_steps=4000, optim=steady), "backend.contract=sagemaker")

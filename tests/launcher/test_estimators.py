@@ -420,7 +420,7 @@ def test_a_job_of_this_machine_has_no_estimator() -> None:
 
 @pytest.mark.integration
 def test_arguments_that_are_fields_change_the_job_that_the_worker_reads(source: str, cloud: list[Any]) -> None:
-    """Else the request would start other machines than job.json speaks of, and unchecked."""
+    """Else the request would start other machines than job.json names, and unchecked."""
     est = built(
         "llama-2-7b fsdp", source, instance_count=4, max_run=7200, environment={"MODE": "x"},
         tags=[{"Key": "cost", "Value": "7"}], enable_remote_debug=True,

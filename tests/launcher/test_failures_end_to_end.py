@@ -1,4 +1,4 @@
-"""Real training jobs of two nodes that are killed, broken or stopped: what the run handle says of them."""
+"""Real training jobs of two nodes that are killed, broken or stopped: what the run handle reports of them."""
 
 from __future__ import annotations
 

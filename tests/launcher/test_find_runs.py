@@ -1,4 +1,4 @@
-"""RUN by name, id or specification: where it is looked for, and what is said where there is none."""
+"""RUN by name, id or specification: where it is searched for, and the error where there is none."""
 
 from __future__ import annotations
 

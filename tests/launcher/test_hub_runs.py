@@ -70,7 +70,7 @@ def traces(storage: Path) -> list[str]:
 
 
 def reported(run: Run) -> str:
-    """What the reading commands say of a run."""
+    """What the reading commands print of a run."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
         print(json.dumps(run.status().to_json()), *run.logs(), run.record, run.failure_message())

@@ -1,4 +1,4 @@
-"""What is refused before anything starts leaves with exit code 2, whichever error says so."""
+"""What is refused before anything starts ends with exit code 2, whichever error is raised."""
 
 from __future__ import annotations
 

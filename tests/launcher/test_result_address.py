@@ -1,4 +1,4 @@
-"""``RUN/result`` as a source: checked before a launch, resolved where links do not work, and told by estimators."""
+"""``RUN/result`` as a source: checked before a launch, resolved where links do not work, and given by estimators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proof that a broken run goes on exactly: what it compares, and the whole of it from the command line."""
+"""The resume check proves that a broken run continues exactly: what it compares, and all of it by the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs in S3 with the real worker: two nodes train, are killed, go on, and are seen from another machine."""
+"""Whole runs in S3 with the real worker: two nodes train, are killed, continue, and are seen from another machine."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def up(run: Run) -> bool:
 
 
 def seen(run: Run) -> dict[str, Any]:
-    """What people look at, without what depends on the moment or the machine."""
+    """What people read, without what depends on the moment or the machine."""
     return {
         "status": {**run.status().to_json(), "native_uri": None},
         "metrics": [to_json(row) for row in run.metrics()],

@@ -1,4 +1,4 @@
-"""A run looked at and steered from other processes while it goes on: shells, notebooks, after a kernel restart."""
+"""A run inspected and controlled from other processes while it runs: shells, notebooks, after a kernel restart."""
 
 from __future__ import annotations
 

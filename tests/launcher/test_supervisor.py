@@ -34,7 +34,7 @@ SLEEP = "(scratch / 'up').touch(); time.sleep(300)"
 
 
 def up(run: Run) -> bool:
-    """Whether every node of the newest attempt has said that it is up."""
+    """Whether every node of the newest attempt has reported that it is up."""
     folder = run.paths.attempt_dir(run.attempts[-1].number)
     nodes = int(run.record.spec["compute"]["instance_count"])
     return len(list(folder.glob("node-*/scratch/up"))) == nodes
@@ -223,7 +223,7 @@ def test_nodes_die_with_a_killed_supervisor_and_the_run_continues_later(fakes: F
 def test_an_attempt_that_ends_while_it_is_read_is_reported_as_it_ended(
     fakes: Fakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The record was read before the supervisor wrote the end, the lock was looked at after it had gone."""
+    """The record was read before the supervisor wrote the end, the lock was checked after the supervisor had ended."""
     fakes.use("raise ValueError('rows are upside down')")
     run = fakes.launch()
     assert fakes.end(run) is RunState.FAILED
@@ -241,7 +241,7 @@ def test_an_attempt_that_ends_while_it_is_read_is_reported_as_it_ended(
 
 
 def test_an_attempt_that_begins_while_it_is_read_is_running(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record was read while it was only claimed, and its launcher had done its part when that was looked at."""
+    """The record was read while it was only claimed, and its launcher had finished when that was checked."""
     fakes.use("put(2); raise ValueError('x')")
     run = fakes.launch()
     assert fakes.end(run) is RunState.FAILED

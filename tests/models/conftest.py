@@ -93,7 +93,7 @@ def write_model(folder: Path, config: dict[str, Any]) -> None:
 
 
 def describe(folder: Path, site: str | None = None) -> dict[str, Any]:
-    """Run ``describe_models.py`` over the small models and all presets; ``site`` goes on PYTHONPATH."""
+    """Run ``describe_models.py`` over the small models and all presets; ``site`` is put on PYTHONPATH."""
     small = {name: variant(name) for name in VARIANTS}
     for name, config in small.items():
         write_model(folder / name, config)

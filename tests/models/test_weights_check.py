@@ -82,7 +82,7 @@ def checked(folder: Path) -> CheckedWeights:
 
 
 def message(folder: Path) -> str:
-    """What a plan says of the folder as ``start.pretrained``: it must be refused, at that field."""
+    """What a plan reports of the folder as ``start.pretrained``: it must be refused, at that field."""
     task = {
         "kind": "train",
         "start": {"pretrained": str(folder)},
@@ -326,7 +326,7 @@ def test_buffers_of_older_files_are_accepted_and_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{"num_attention_heads": 8, "num_key_value_heads": 4}, {"rope_theta": 5e5}])
 def test_a_config_from_elsewhere_must_compute_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
-    """Heads and rotary positions show in no tensor: only the config beside the weights tells them."""
+    """Heads and rotary positions show in no tensor: only the config beside the weights has them."""
     weights, other = write(tmp_path / "w", arrays()), tmp_path / "other.json"
     other.write_text(json.dumps({**BASE, **changes}))
     with pytest.raises(SpecError, match=r"task\.model\.path: has (num_|rope_).* beside the weights"):

@@ -1,4 +1,4 @@
-"""Every recipe that is shipped loads, is checked, and says what it is."""
+"""Every recipe that is shipped loads, is checked, and describes itself."""
 
 from __future__ import annotations
 

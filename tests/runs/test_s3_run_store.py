@@ -1,4 +1,4 @@
-"""A run's home in S3, on a real server: no change is lost, one launch has an attempt, growing files arrive whole."""
+"""A run in S3, on a real server: no change is lost, one launch has an attempt, growing files arrive whole."""
 
 from __future__ import annotations
 

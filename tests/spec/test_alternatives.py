@@ -1,4 +1,4 @@
-"""Where one of several classes may stand, a fault is told of the one that was meant, and says whose a key is."""
+"""Where one of several classes may stand: issues are those of the class that was meant, and name a key's own class."""
 
 from __future__ import annotations
 

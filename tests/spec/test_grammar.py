@@ -1,4 +1,4 @@
-"""One grammar of changes for jobs, workflows and their steps, and values that say where they were typed."""
+"""One grammar of changes for jobs, workflows and their steps, and values that keep where they were typed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Degrees of parallelism: what fits, and what is said of what does not."""
+"""Degrees of parallelism: what fits, and the issues of what does not."""
 
 from __future__ import annotations
 

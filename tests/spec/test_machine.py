@@ -1,4 +1,4 @@
-"""Local jobs use every visible GPU unless they say otherwise."""
+"""Local jobs use every visible GPU unless their specification sets the number."""
 
 from __future__ import annotations
 

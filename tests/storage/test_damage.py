@@ -31,7 +31,7 @@ def _small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by(engine: str) -> dict[str, Any]:
-    """How a sync is told which engine is to download."""
+    """How a test chooses the engine of a download."""
     return {"max_bandwidth": 1 << 40} if engine == "ranges" else {"engine": engine}
 
 

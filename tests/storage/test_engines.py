@@ -1,4 +1,4 @@
-"""Every engine through a proxy that spoils exact requests: what arrives is right, or the error is told."""
+"""Every engine through a proxy that spoils exact requests: what arrives is right, or the error is reported."""
 
 from __future__ import annotations
 

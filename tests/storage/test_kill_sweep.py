@@ -24,7 +24,7 @@ CHANGES = ("os.link", "os.remove", "os.rename", "os.mkdir", "os.rmdir")
 
 
 def usable_steps(bench: Any) -> list[int]:
-    """Steps that can be restored, each looked at deeply; one that cannot must not exist at all."""
+    """Steps that can be restored, each checked with all its data; one that cannot must not exist at all."""
     infos = list_checkpoints(bench.store, run_id=bench.run_id)
     assert [it for it in infos if not it.valid] == []
     for step in (it.step for it in infos):

@@ -352,7 +352,7 @@ def fitted(name: str, bucket: str, prefix: str) -> bytes:
 def test_I7_s01_no_malformed_listing_of_a_start_makes_it_begin_from_scratch(
     s3_bench: Any, fault_proxy: Any, rule: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once or for ever, at every request of a start: the newest checkpoint, or an error."""
+    """Once or always, at every request of a start: the newest checkpoint, or an error."""
     monkeypatch.setattr(listing, "_FIRST_PAUSE_SECONDS", 0.0)
     s3_bench.publish(1)
     s3_bench.publish(2)

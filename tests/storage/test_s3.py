@@ -315,7 +315,7 @@ def test_encryption_class_and_owner_go_with_every_write(monkeypatch: pytest.Monk
 
 
 def test_encryption_and_class_are_kept_by_the_service(aws_environment: None, tmp_path: Path) -> None:
-    """moto, a double of the service, tells what an object was stored with; it is trusted with nothing else."""
+    """moto, a double of the service, returns what an object was stored with; it is trusted with nothing else."""
     from moto import mock_aws
 
     with mock_aws():

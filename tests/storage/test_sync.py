@@ -1,4 +1,4 @@
-"""Sync: between folders and S3, compared by content, verified on disk, gone on with after a break."""
+"""Sync: between folders and S3, compared by content, verified on disk, continued after a break."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Syncs that were killed: the next one goes on from what they left, and none of it stays behind."""
+"""Syncs that were killed: the next one continues from what they left, and none of it stays behind."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Coming:
-    """A transfer that only says what it is asked for."""
+    """A transfer that only records what it is asked for."""
 
     name = "coming"
 

@@ -170,7 +170,7 @@ def test_a_commit_that_differs_at_each_read_is_not_valid(bench: Any) -> None:
 
 
 class Vanishing(Changing):
-    """A store that lists commits and then says that there are none."""
+    """A store that lists commits and then answers that there are none."""
 
     def get(self, key: str) -> bytes | None:
         self.reads += 1
@@ -180,7 +180,7 @@ class Vanishing(Changing):
 def test_I7_commits_that_are_listed_and_then_all_vanish_are_an_error(bench: Any) -> None:
     bench.publish(1)
     bench.publish(2)
-    with pytest.raises(StorageError, match="2 commits are listed"):
+    with pytest.raises(StorageError, match="lists 2 commits"):
         find_newest(Vanishing(bench.store), run_id=bench.run_id)
 
 

@@ -70,7 +70,7 @@ def own_start() -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def _publishers_end_with_their_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """That of a program which failed ends with its process, and here that is the tests' own: it would go on looking."""
+    """That of a failed program ends with its process, which here is that of the tests: it would continue to poll."""
     started: list[ScriptPublisher] = []
     start = ScriptPublisher.start
     monkeypatch.setattr(ScriptPublisher, "start", lambda self: (started.append(self), start(self))[1])

@@ -89,7 +89,7 @@ def family_task(folder: Path, name: str) -> dict[str, Any]:
 
 
 class SyncCount:
-    """Counts operations of a warm step that waited for the device, where torch can tell."""
+    """Counts operations of a warm step that waited for the device, where torch reports it."""
 
     def __init__(self) -> None:
         self.found = 0

@@ -1,4 +1,4 @@
-"""A job of several pretended nodes, each under its own torchrun, as the local backend runs it, without a launcher."""
+"""A job of several simulated nodes, each under its own torchrun, as the local backend runs it, without a launcher."""
 
 from __future__ import annotations
 
@@ -166,11 +166,11 @@ class Nodes:
         self.until(lambda: all(process.poll() is not None for process in self.torchruns))
 
     def failures(self) -> list[Failure]:
-        """What every node's output/failure says."""
+        """The text of every node's output/failure."""
         return [Failure.from_text(self.container(node).failure.read_text()) for node in range(self._nodes)]
 
     def stops(self) -> list[StopRecord | None]:
-        """What every node's output/stopped says."""
+        """The text of every node's output/stopped."""
         return [StopRecord.read(self.container(node).stopped) for node in range(self._nodes)]
 
 

@@ -33,7 +33,7 @@ class Broken(Exception):
 
 
 class Harness:
-    """Runs jobs below one folder and collects what they cannot tell through their run folders.
+    """Runs jobs below one folder and collects what their run folders do not hold.
 
     Jobs of equal shape share one mesh. DTensor keeps results of operations under meshes that compare equal: with a mesh
     per job it would mix process groups of an earlier job with this one's.

@@ -1,4 +1,4 @@
-"""The age of the newest published checkpoint: when it is too old, and how often that is told."""
+"""The age of the newest published checkpoint: when it is too old, and how often that is reported."""
 
 from __future__ import annotations
 

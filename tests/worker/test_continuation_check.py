@@ -1,4 +1,4 @@
-"""What is said about how often a checkpoint comes, and where a proof of resume breaks."""
+"""The message about the checkpoint interval, and where a proof of resume breaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker in a container of its own brings its events to S3, goes on with a log that is there, and can be stopped."""
+"""A worker in a container of its own brings its events to S3, continues a log that is there, and can be stopped."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def run(folder: Path, task: dict[str, Any], attempt: int = 1) -> int:
 
 
 def break_and_continue(folder: Path, task: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raise before step 8, with the checkpoint of step 6 published, and go on."""
+    """Raise before step 8, with the checkpoint of step 6 published, and continue."""
     original = train.Trainer.take_step
 
     def take_step(training: train.Trainer, step: int, batches: Any) -> None:

@@ -1,4 +1,4 @@
-"""Kernels that cannot be loaded are told in one line, before anything of many nodes starts."""
+"""Kernels that cannot be loaded are reported in one line, before anything of many nodes starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker's frame: entrypoints, staging, failures that are told, the prepare task."""
+"""The worker's frame: entrypoints, staging, reported failures, the prepare task."""
 
 from __future__ import annotations
 

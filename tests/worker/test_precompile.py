@@ -123,7 +123,7 @@ def on_node(node: int, code: str) -> str:
 
 
 def nodes(run: Path, cache: str, before: str = "", **task: Any) -> Nodes:
-    """The precompile task on two pretended nodes of one process each, which train one model together."""
+    """The precompile task on two simulated nodes of one process each, which train one model together."""
     training = {**TRAINING, "parallelism": {**NXD, "tensor_parallel_degree": 1}}
     os.environ["NEURON_COMPILE_CACHE_URL"] = cache
     whole = {"kind": "precompile", "training": training, "extract_steps": 2, **task}

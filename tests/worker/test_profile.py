@@ -1,4 +1,4 @@
-"""Traces of torch's profiler: taken when asked, stored with the run, told by an event."""
+"""Traces of torch's profiler: taken when asked, stored with the run, reported by an event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that is down just when the result is published is waited for; what does not mend itself is not."""
+"""A store that is down just when the result is published is waited for; an error that does not pass is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The publisher of one process over a store that fails: what it says, and what two threads do to it at once."""
+"""The publisher of one process over a store that fails: what it logs, and how it bears two threads at once."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ with open(os.path.join(os.environ["SM_LLM_OUTPUT"], "argv.json"), "w") as stream
 
 @pytest.fixture(autouse=True)
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels in place of the package index; pip is told by its own variables, as in a job."""
+    """A folder of wheels in place of the package index; pip is configured by its own variables, as in a job."""
     folder = tmp_path / "index"
     folder.mkdir()
     wheel(folder)

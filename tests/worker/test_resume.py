@@ -1,4 +1,4 @@
-"""Runs that were broken, poisoned, tampered with or changed, and how they went on (``resume_configurations``)."""
+"""Runs that were broken, poisoned, tampered with or changed, and how they continued (``resume_configurations``)."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_with_no_usable_checkpoint_nothing_starts_unless_forced(world1: World) -
 
 
 def test_I7_a_run_that_published_never_begins_from_scratch_unasked(world1: World) -> None:
-    """Its events say that it published, its storage shows nothing."""
+    """Its events report that it published, its storage shows nothing."""
     run = world1.run("emptied/half")
     assert starts(run) == [("scratch", 0), ("scratch", 0)], "attempt 2 did not start"
     assert {event["attempt"] for event in events(run, "step")} == {1, 3}

@@ -1,4 +1,4 @@
-"""The disk for large temporary files: as told, else the largest, never where the platform looks."""
+"""The disk for large temporary files: as configured, else the largest, never a folder that the platform uploads."""
 
 from __future__ import annotations
 

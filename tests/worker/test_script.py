@@ -224,7 +224,7 @@ def test_a_program_continues_from_the_checkpoint_it_handed_over(tmp_path: Path) 
 
 
 def test_I7_a_run_that_published_never_begins_from_scratch_unasked(tmp_path: Path) -> None:
-    """Its events say that it published, its storage shows nothing."""
+    """Its events report that it published, its storage shows nothing."""
     job = Job(tmp_path, CHECKPOINTS, args=[str(tmp_path / "run")])
     assert job.run() == 1
     (job.folder / "ckpt").rename(tmp_path / "lost")
@@ -361,7 +361,7 @@ time.sleep(600)
 
 
 def test_a_program_finds_the_parameters_of_smp_in_a_file(tmp_path: Path) -> None:
-    """On SageMaker the launch parameter mp_parameters says the same; elsewhere this file is all there is."""
+    """On SageMaker the launch parameter mp_parameters holds the same; elsewhere this file is all there is."""
     program = """
 import json, os, shutil
 shutil.copy(os.environ["SM_LLM_SMP_CONFIG"], os.path.join(os.environ["SM_LLM_OUTPUT"], "smp.json"))

@@ -205,7 +205,7 @@ def rotate(folder: Path) -> None:
 def test_a_folder_that_changes_as_it_is_taken_waits_until_it_is_settled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], when: str
 ) -> None:
-    """The program changes it after the first look at it, or as its first file is about to be linked."""
+    """The program changes it after it was listed first, or as its first file is about to be linked."""
     changed = threading.Event()
     really = getattr(script_publisher, when)
 
@@ -394,7 +394,7 @@ def test_a_folder_may_be_handed_over_after_it_was_published_as_settled(
 def test_a_step_that_is_text_is_handed_over_under_its_number(
     tmp_path: Path, mine: Path, handing: Callable[[Path], None]
 ) -> None:
-    """A publisher that finds a step, but no folder of that name, would look for ever."""
+    """A publisher that finds a step, but no folder of that name, would never stop searching."""
     handing(tmp_path / "handover")
     publish(mine, "005")  # type: ignore[arg-type]
     assert [path.name for path in (tmp_path / "handover").iterdir()] == ["5"]

@@ -75,7 +75,7 @@ def test_CK32_a_checkpoint_of_another_strategy_is_refused_with_what_to_do(smp2: 
 
 
 def test_copies_of_shards_learn_the_same_and_continue_what_one_copy_left(plain: dict[int, float], smp4: World) -> None:
-    """The number of copies may change: two processes left it, four of the same shard degree go on."""
+    """The number of copies may change: two processes left it, four of the same shard degree continue it."""
     assert difference(smp4.run("hybrid"), plain) < 1e-4
     assert difference(smp4.run("in-memory"), plain) < 1e-4
     assert difference(smp4.run("bf16"), plain) < 2e-2

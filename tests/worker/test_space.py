@@ -1,4 +1,4 @@
-"""Disks without room: found before training where that can be seen, and told as a full disk in a save."""
+"""Disks without room: found before training where that can be seen, and reported as a full disk in a save."""
 
 from __future__ import annotations
 

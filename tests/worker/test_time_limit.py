@@ -1,4 +1,4 @@
-"""SageMaker's time limit: the job stops in order before it, and says which limit that was."""
+"""SageMaker's time limit: the job stops in order before it, and reports which limit that was."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Timer:
-    """A clock that stands still until it is told that the time has come."""
+    """A clock that stands still until the test advances it."""
 
     def __init__(self, seconds: float, action: Callable[[], None]) -> None:
         self.seconds, self.action = seconds, action

@@ -68,7 +68,7 @@ def noticed(root: Path) -> list[str]:
 
 @dataclass
 class Fake:
-    """A tracker that remembers, and fails or hangs when it is told to."""
+    """A tracker that remembers, and fails or hangs when the test asks for it."""
 
     id: str = "id-1"
     uri: str | None = None

@@ -51,7 +51,7 @@ def state() -> list[dict[str, Any]]:
 
 
 def attempt(body: bytes) -> None:
-    """Both unpicklers, whatever they say; afterwards all is as before."""
+    """Both unpicklers, whatever they raise; afterwards all is as before."""
     before = state()
     with pytest.raises(CheckpointError):
         load_metadata(io.BytesIO(body), "here")

@@ -1,4 +1,4 @@
-"""Jobs that do not get on: the silent or late rank is named, all stacks are told, and the job ends."""
+"""Jobs that stall: the silent or late rank is named, all stacks are logged, and the job ends."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from sm_llm.data.describe import DATASET_INFO, ROWS_INFO, STATE, RowsInfo, write_json
 from sm_llm.errors import DataError
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,7 +110,7 @@ class RowsWriter:
         lowest, highest = (int(flat.min()), int(flat.max())) if len(flat) else (0, 0)
         if lowest < 0 or highest >= len(self.counts):
             wrong = lowest if lowest < 0 else highest
-            raise DataError(f"token id {wrong} lies outside the vocabulary of {len(self.counts)} tokens")
+            raise DataError(f"token id {wrong} lies outside the vocabulary of {counted(len(self.counts), 'token')}")
         self.counts += np.bincount(flat, minlength=len(self.counts))
         self.tokens += len(flat)
 

@@ -165,7 +165,11 @@ class _Program:
             yield from self._location_issues(path, number, line)
         elif not _is_requirement(line):
             yield Issue(
-                "requirement-malformed", path, f"line {number} is no requirement", line, "Write for example einops>=0.8"
+                "requirement-malformed",
+                path,
+                f"line {number} is not a requirement",
+                line,
+                "Write for example einops>=0.8",
             )
             return
         if is_owned(package, image.line if image else None) and not _is_met(line, package, image):

@@ -36,7 +36,9 @@ def backend_settings(
             tree.put(path, value, whole)
         else:
             remedy = f"Write {_ROOT}.{path[-1]}=VALUE"
-            issues.append(Issue("setting-of-no-backend", ".".join(path), "is no option of a backend", remedy=remedy))
+            issues.append(
+                Issue("setting-of-no-backend", ".".join(path), "is not an option of a backend", remedy=remedy)
+            )
     # After all changes, so that one message holds what is wrong with any of them.
     found, refused = validate(whole, tree)
     if found is None or issues or refused:

@@ -133,7 +133,7 @@ def meant(kind: type[SpecModel], tree: Tree, path: Path) -> list[Path]:
     others = (it for it in dotted_paths(kind, tree.value) if it != path)
     known = sorted(others, key=lambda it: len(it) - 2 * _in_common(it, path))
     whole = _with_end(known, path) if len(path) > 1 else []
-    # The end of the path as it was typed says more than its last key alone.
+    # Several keys at the end of the path are better evidence than its last key alone.
     if found := whole or _by_other_name(kind, tree.value, known, path):
         return found
     beside = [(*path[:-1], close) for close in closest(path[-1], block.model_fields if block else ())]

@@ -267,7 +267,7 @@ def _argument_issues(task: ScriptTask, key: str, value: Any) -> Iterator[Issue]:
     items = value if isinstance(value, list) else [value]
     if None in items and isinstance(value, list) and task.args_style != "key=value":
         remedy = 'Leave it out, or write the text "null"'
-        yield Issue("argument-null-in-list", path, "holds null, which is no word of a command line", value, remedy)
+        yield Issue("argument-null-in-list", path, "holds null, which cannot be an argument", value, remedy)
     if any(isinstance(item, list | dict) for item in items):
         remedy = "Use args_style: file, or write args as a list"
         yield Issue("argument-nested", path, f"{task.args_style!r} cannot write nested values", value, remedy)

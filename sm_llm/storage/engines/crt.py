@@ -22,6 +22,7 @@ from sm_llm.storage.engines.common import (
 )
 from sm_llm.storage.s3.s3_client import s3_errors
 from sm_llm.storage.s3.s3_objects import from_base64
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,7 +89,9 @@ class CrtTransfer:
             seconds = most_seconds(store, copies)
             unfinished = wait(listener.futures, timeout=seconds, return_when=FIRST_EXCEPTION).not_done
             if unfinished and not any(it.done() and it.exception() for it in listener.futures):
-                raise StorageError(f"{store.uri}: cannot {action} {len(unfinished)} objects within {seconds:,.0f} s")
+                raise StorageError(
+                    f"{store.uri}: cannot {action} {counted(len(unfinished), 'object')} within {seconds:,.0f} s"
+                )
             if all(future.done() and not future.exception() for future in listener.futures):
                 manager.shutdown()  # files get their names in callbacks that come after the result
             for copy, future in zip(copies, running, strict=True):

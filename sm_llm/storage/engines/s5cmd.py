@@ -20,6 +20,7 @@ from sm_llm.optional import command, is_installed
 from sm_llm.parent import end_with_parent
 from sm_llm.storage.base import MissingObjectError
 from sm_llm.storage.engines.common import CANCEL_SECONDS, each, most_seconds, s3, stored
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -90,7 +91,7 @@ class S5cmdTransfer:
             errors.seek(0)
             faults += list(_problems(errors.read().decode("utf-8", "replace")))
         if code != 0 or faults or reports != len(copies):
-            problem = faults[0] if faults else f"{reports} of {len(copies)} files were reported done"
+            problem = faults[0] if faults else f"s5cmd reported {reports} of {counted(len(copies), 'file')} as done"
             kind = MissingObjectError if any(word in problem for word in _MISSING) else StorageError
             raise kind(f"{store.uri}: s5cmd failed (exit code {code}): {problem}")
 

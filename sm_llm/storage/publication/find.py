@@ -10,6 +10,7 @@ from sm_llm.storage.base import TooLargeError
 from sm_llm.storage.publication.keys import COMMITS, FINAL, Slot, slot_of_commit
 from sm_llm.storage.publication.manifest import CommitManifest, decode
 from sm_llm.storage.stored_names import report_unknown
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -151,7 +152,7 @@ def find_newest(store: Store, *, run_id: str | None = None, allow_step: Callable
             return newest
     # Collection always leaves the newest checkpoint, so one listing may be outdated, but not every one.
     raise StorageError(
-        f"{store.uri}: {len(gone)} commits are listed, the newest as {gone[0]!r}, but none of them can be read. "
+        f"{store.uri}: lists {counted(len(gone), 'commit')}, the newest as {gone[0]!r}, and returns none of them. "
         "Nothing was started. Start again when the store answers as it should"
     )
 

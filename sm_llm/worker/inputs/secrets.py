@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from sm_llm.errors import RunFailed
 from sm_llm.redaction import SHORTEST, Hidden
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -36,7 +37,8 @@ def secrets_at_hand(
     values = resolve(references, environ, k8s_mount)
     for name, value in values.items():
         if len(value) < SHORTEST:
-            warn(f"secrets.{name}: a value of {len(value)} characters is not hidden in output. Use at least {SHORTEST}")
+            held = counted(len(value), "character")
+            warn(f"secrets.{name}: a value of {held} is not hidden in output. Use at least {SHORTEST}")
     hidden = Hidden(tuple(values.values()))
     before = {name: environ.get(name) for name in values}
     streams = sys.stdout, sys.stderr

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.program import given_arguments
 from sm_llm.runs.run_paths import CONTAINER_BASE
 from sm_llm.storage.publication.result import POINTER
+from sm_llm.terminal import counted
 from sm_llm.worker.script.plain_files import make_names_usable, make_plain
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def collect(container: ContainerPaths, output: Path, own: Path) -> list[str]:
             shutil.move(entry, target / entry.name)
     checkpoints = container.base / CHECKPOINTS
     if not checkpoints.is_symlink() and (count := count_files(checkpoints)):
-        kept.append(f"{count} files in {checkpoints} are not published: write them to SM_LLM_CHECKPOINTS")
+        kept.append(f"{checkpoints}: not published ({counted(count, 'file')}). Write to SM_LLM_CHECKPOINTS")
     return [*kept, *make_names_usable(output)]
 
 

@@ -19,7 +19,7 @@ from sm_llm.spec.inputs import input_place, input_variable
 from sm_llm.spec.tasks import ScriptTask
 from sm_llm.storage.publication.result import result_address
 from sm_llm.storage.uri import open_store
-from sm_llm.terminal import quoted
+from sm_llm.terminal import counted, quoted
 from sm_llm.worker.checkpoint.earlier import is_published
 from sm_llm.worker.checkpoint.earlier_attempts import refuse_to_forget
 from sm_llm.worker.checkpoint.newest import newest_step
@@ -321,6 +321,9 @@ class ScriptRunner:
             written = f"no file in {self.task.output_folder}/ (SM_LLM_OUTPUT, SM_MODEL_DIR)"
             left = [*left, f"the program left {written}: the result holds {SUMMARY} alone"]
         elif node != 0 and files:
-            left = [*left, f"{files} files of node {node} are not published: the result is what the first node wrote"]
+            left = [
+                *left,
+                f"node {node}: {counted(files, 'file')} not published: the result is what the first node wrote",
+            ]
         for text in left:
             self.context.notice(text, "warning")

@@ -1,4 +1,4 @@
-"""What goes wrong on the way to AWS is told with what to do about it."""
+"""Errors of AWS are reported with what to do about them."""
 
 from __future__ import annotations
 

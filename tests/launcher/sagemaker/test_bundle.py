@@ -141,7 +141,7 @@ def test_SR17_a_missing_entry_is_reported_with_what_there_is(
 
 
 def test_SR14_a_source_in_S3_is_a_folder(faults: Callable[..., list[Issue]]) -> None:
-    """The worker stages it; an archive, which others want, is told before anything starts."""
+    """The worker stages it; an archive, which other tools take, is reported before anything starts."""
     assert faults({**SCRIPT, "task": {**SCRIPT["task"], "source": "s3://bucket/code"}}) == []
     (fault,) = faults({**SCRIPT, "task": {**SCRIPT["task"], "source": "s3://bucket/code/sourcedir.tar.gz"}})
     assert (fault.path, fault.remedy) == ("task.source", "Unpack it, and give the folder")

@@ -1,4 +1,4 @@
-"""Public fault reports about requests, sessions and pipelines that have no other home; each named by its id."""
+"""Public reports of errors of requests, sessions and pipelines that belong to no other module; each named by its id."""
 
 from __future__ import annotations
 

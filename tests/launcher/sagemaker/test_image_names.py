@@ -1,4 +1,4 @@
-"""Names of AWS's own images tell version, Python and hardware: a job that cannot run in one is refused by the plan."""
+"""Names of AWS's own images hold version, Python and hardware: a job that cannot run in one is refused by the plan."""
 
 from __future__ import annotations
 

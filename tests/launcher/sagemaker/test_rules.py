@@ -176,7 +176,7 @@ def test_HP10_a_long_variable_is_named_with_its_length(value: str, is_refused: b
 
 
 def test_HP08_a_job_of_any_size_needs_no_long_hyperparameters(faults: Faults) -> None:
-    """Everything the user says goes through job.json."""
+    """Everything the user gives is in job.json."""
     assert faults({**SCRIPT, "task": {**SCRIPT["task"], "args": ["--x", "y" * 100_000]}}) == []
     too_many = {f"V{number}": "1" for number in range(101)}
     (fault,) = faults(TINY, environment=too_many)

@@ -229,7 +229,7 @@ def test_SL18_the_newest_row_of_the_accounting_is_the_end(
     ids=["runaway", "order", "others"],
 )
 def test_rows_of_the_accounting_that_are_no_end(rows: str, state: RunState, tmp_path: Path) -> None:
-    """A job whose end never reached the database is RUNNING there for ever."""
+    """A job whose end never reached the database stays RUNNING there."""
     home, record = a_run(tmp_path, "7")
     left(tmp_path)
     assert jobs.state_of(home, record, Cluster(Accounting(FORGOTTEN, rows=rows))).state is state

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.launcher.backend import NativeState
 from sm_llm.launcher.backends.kubeflow.names import CONTAINER
 from sm_llm.runs.run_states import RunState
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -117,7 +118,8 @@ def _last(events: Sequence[Mapping[str, Any]]) -> str:
 def _counts(pods: Sequence[Mapping[str, Any]]) -> str:
     phases = [str((it.get("status") or {}).get("phase") or "Pending") for it in pods]
     if len(set(phases)) == 1:
-        return f"{len(pods)} pods {phases[0].lower()}" if phases[0] != "Running" else f"running in {len(pods)} pods"
+        several = counted(len(pods), "pod")
+        return f"{several} {phases[0].lower()}" if phases[0] != "Running" else f"running in {several}"
     listed = (f"{phases.count(it)} {it.lower()}" for it in dict.fromkeys(phases))
     return f"of {len(pods)} pods " + ", ".join(listed)
 

@@ -94,7 +94,7 @@ def decide(plan: Plan) -> Decisions:
     known = limit if isinstance(limit, TimeLimit) else None
     assumed = SageMakerTarget(
         settings=replace(found, role=found.role or _ANY_ROLE, region=found.region or _ANY_REGION),
-        # Nothing is checked of this text: why there is no address is among the issues.
+        # This text is not checked: the issues state why there is no address.
         image_uri=address or "image",
         image=image,
         is_stock=options.image == "stock",

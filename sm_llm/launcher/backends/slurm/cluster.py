@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _FIELDS = ("JobID", "State", "Reason", "RestartCnt", "StartTime", "NodeList", "Comment", "WorkDir")
 # In no name of a node, and in no comment of ours.
 _SEPARATOR = "\x1f"
-# Several questions about one state (a table of runs, a look at a workflow) share one listing.
+# Several calls for one answer (a table of runs, the state of a workflow) share one listing.
 _FRESH_SECONDS = 2.0
 # Slurm's own words; its commands have one exit code for all errors.
 _INVALID = "Invalid job id"

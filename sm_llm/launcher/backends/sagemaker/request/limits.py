@@ -125,10 +125,10 @@ def _size(shape: Any, size: float, path: str, unit: str, seen: Any) -> Iterator[
 
 def _text(shape: Any, text: Any, path: str, what: str = "") -> Iterator[Issue]:
     if not isinstance(text, str):
-        yield Issue("request-text-expected", path, "is no text", text)
+        yield Issue("request-text-expected", path, "must be text", text)
         return
     pattern = shape.metadata.get("pattern")
-    # The form first: a text of another form says nothing by its length.
+    # The form first: a limit of the length is reported only for text of the right form.
     if pattern and not _matches(pattern, text):
         yield Issue("request-text-form", path, f"{what}does not have the form {pattern}", text)
     else:

@@ -264,7 +264,7 @@ def hyperparameter_issues(submission: Submission, plan: Plan, given: Mapping[str
         problem = "is a hyperparameter of sm_llm or the training toolkit: it follows from the specification"
         remedy = "Leave it out; storage, task, compute and task.parallelism are the fields it follows from"
         yield Issue("hyperparameter-reserved", f"hyperparameters.{name}", problem, shown(given[name]), remedy)
-    # A reserved name makes the request another one, so nothing more can be said about the rest.
+    # A reserved name makes the request another one, so the rest cannot be checked.
     if reserved:
         return
     named = [*_variable_issues(submission.job.spec, [name for name, value in given.items() if is_variable(value)])]
