@@ -84,7 +84,7 @@ def test_the_verbs_print_what_they_found_and_did(storage: Path) -> None:
     listed = json.loads(runner.invoke(app, ["cache", "ls", str(storage), "--json"]).stdout)
     assert [it["state"] for it in listed] == ["compiled", "failed", "not compiled"]
     assert "deleted 2 files" in runner.invoke(app, ["cache", "clear", str(storage)]).stdout
-    assert "deleted 1 locks" in runner.invoke(app, ["cache", "unlock", str(storage)]).stdout
+    assert "deleted 1 lock of" in runner.invoke(app, ["cache", "unlock", str(storage)]).stdout
     assert "deleted 5 files" in runner.invoke(app, ["cache", "clear", str(storage), "--all"]).stdout
     assert left(storage) == {"notes.txt"}
 
