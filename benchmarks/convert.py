@@ -92,6 +92,8 @@ def measure(folder: Path, options: argparse.Namespace, size: int) -> None:
                 )
             shutil.rmtree(shards)
             shutil.rmtree(back)
+        # Both share the machine with whatever else runs there: a ratio means little without it.
+        print(f"load average of the last minute: {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs", flush=True)
     plain = statistics.median(seconds.get("cp + fsync", [float("nan")]))
     for way, found in seconds.items():
         middle = statistics.median(found)
