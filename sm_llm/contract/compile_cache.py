@@ -107,6 +107,8 @@ def part_of(
     values |= {f"model.{name}": value for name, value in config.items() if name not in ("_name_or_path", "dtype")}
     for name in _TASK_FIELDS:
         values |= _flat(f"task.{name}", fields[name])
+    if values["task.precision.compute"] == "auto":
+        values["task.precision.compute"] = "bf16"  # which every NeuronCore computes
     values |= {f"task.optim.{name}": fields["optim"][name] for name in _OPTIMISER_FIELDS}
     values["task.data.seq_length"] = training.data.seq_length
     # Processes of one data-parallel group exchange gradients inside a graph, so their number is in it.

@@ -293,3 +293,5 @@ def test_what_a_graph_follows_from_names_its_part_and_nothing_else_does() -> Non
         {"data": {**TRAINING["data"], "seq_length": 64}},
     ]
     assert len({own, *(name(**it) for it in other)}) == len(other) + 1
+    # Training settles it on its device, and precompile has none.
+    assert name(precision={"compute": "auto"}) == name(precision={"compute": "bf16"})

@@ -51,8 +51,8 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     assert isinstance(job.task, TrainTask)
     device = find_device(job.task.parallelism.strategy, context.place)
     task = settled(job.task, device)
-    # Before anything is computed: that is when the first graphs are compiled.
-    cache = open_cache(context, task, config_of(task))
+    # Before anything is computed: that is when the first graphs are compiled. As it is written, as precompile sees it.
+    cache = open_cache(context, job.task, config_of(task))
     strategy = make_strategy(task, context.place, device)
     strategy.setup()
     setup = set_up(task, strategy.layout, context.place.local_world_size, context.scratch)
