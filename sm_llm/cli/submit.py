@@ -60,11 +60,11 @@ def fit(
             raise typer.BadParameter(f"{option} has no effect with --dry-run, which starts nothing")
         from sm_llm.launcher.api import preview
         from sm_llm.launcher.continuation import compare_starts
-        from sm_llm.launcher.planning.input_places import check_places
+        from sm_llm.launcher.planner import check_from_here
 
         plans, submissions = preview(spec, *overrides or ())
         # Before anything is printed: standard output gets all requests or none.
-        check_places(plans)
+        check_from_here(plans)
         compare_starts(plans, remote=True)
         for it in plans:  # standard output is for what would be sent
             say("\n".join([f"{it.job.name}:", *it.start_lines()]), err=True)
@@ -91,11 +91,11 @@ def plan(spec: Spec, overrides: Overrides = None, as_json: AsJson = False) -> No
       sm-llm plan job.yaml task.max_tokens=1000000000 --json
     """
     from sm_llm.launcher.continuation import compare_starts
+    from sm_llm.launcher.planner import check_from_here
     from sm_llm.launcher.planner import plan as make_plan
-    from sm_llm.launcher.planning.input_places import check_places
 
     plans = make_plan(spec, *overrides or ())
-    check_places(plans)
+    check_from_here(plans)
     compare_starts(plans, remote=True)
     if as_json:
         print_json([it.to_json() for it in plans])

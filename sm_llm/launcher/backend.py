@@ -246,6 +246,14 @@ class OpensShells(Protocol):
         """The command that opens a shell where a node of a running job runs. Raises ``SubmitError`` if none can."""
 
 
+@runtime_checkable
+class KnowsCaller(Protocol):
+    """A backend that can ask its platform who calls it."""
+
+    def caller_notes(self, plan: Plan) -> Iterator[str]:
+        """Warnings of a plan that depend on whose credentials are used here. Asks the platform once, briefly."""
+
+
 class Emulation(Protocol):
     """A platform's contract with its containers on this machine: its native request runs here, without the platform.
 

@@ -15,6 +15,7 @@ from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.tasks import PrepareTask, TrainTask, training_of
 from sm_llm.spec.training import CheckpointStart
 from sm_llm.spec.validation.runner import at_other_fields, errors_of, gathered, run, without_duplicates
+from sm_llm.terminal import say
 
 if TYPE_CHECKING:
     from sm_llm.spec.loading.load import InvalidSpec, Loaded
@@ -50,6 +51,20 @@ def compare_local_starts(plans: Sequence[Plan]) -> None:
         from sm_llm.launcher.continuation import compare_starts
 
         compare_starts(plans, remote=False)
+
+
+def check_from_here(plans: Sequence[Plan]) -> None:
+    """What a plan can ask from this machine: places in S3, and who calls. Raises ``PlanError`` for places."""
+    from sm_llm.launcher.backend import KnowsCaller, backend
+    from sm_llm.launcher.planning.input_places import check_places
+
+    check_places(plans)
+    notes: dict[str, None] = {}
+    for it in plans:
+        found = backend(it.job.backend.name)
+        notes |= dict.fromkeys(found.caller_notes(it) if isinstance(found, KnowsCaller) else ())
+    for note in notes:
+        say(f"  warning: {note}", err=True)
 
 
 def load_whole(source: Source, overrides: Sequence[Override] = (), fields: Mapping[str, Any] | None = None) -> Loaded:

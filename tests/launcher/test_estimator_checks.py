@@ -10,7 +10,7 @@ import pytest
 
 from sm_llm.contract.hyperparameters import applied
 from sm_llm.launcher.backends.sagemaker.sdk.estimators import estimator
-from tests.fixtures.sagemaker_calls import BUCKET, calls, job
+from tests.fixtures.sagemaker_calls import BUCKET, ROLE, calls, job
 from tests.launcher.test_estimator_arguments import refused
 
 __all__ = ["calls"]
@@ -280,3 +280,55 @@ def test_S12_12_inputs_of_fit_are_inputs_of_the_job_and_of_its_record(
         assert corpus == place or (corpus["uri"], corpus["mode"]) == (place, "File")
         assert est.submission.job.channels == {"corpus": place}
         assert {it["Key"]: it["Value"] for it in calls[-1][1]["Tags"]}["sm_llm:run"] == est.run_uri
+
+
+def test_every_choice_of_a_variable_is_checked_as_the_value_would_be(calls: list[Any]) -> None:
+    from sagemaker.workflow.execution_variables import ExecutionVariables
+    from sagemaker.workflow.functions import Join
+    from sagemaker.workflow.parameters import ParameterBoolean, ParameterInteger, ParameterString
+    from sagemaker.workflow.pipeline_context import PipelineSession
+
+    def built(given: dict[str, Any], **more: Any) -> Any:
+        session = PipelineSession(default_bucket=BUCKET)
+        return estimator(job(), sagemaker_session=session, hyperparameters=given, **more)
+
+    precision, steps = "task.precision.compute", "task.max_steps"
+    refused(lambda: built({precision: ParameterString("Q", "fp32", enum_values=["fp32", "banana"])}), "banana")
+    refused(lambda: built({precision: ParameterString("Q", enum_values=["banana"])}), precision, "banana")
+    refused(lambda: built({steps: ParameterInteger("Q", default_value=0)}), steps, "at least 1")
+    for text in (ExecutionVariables.PIPELINE_EXECUTION_ID, ExecutionVariables.START_DATETIME):
+        refused(lambda it=text: built({"task.seed": it}), "hyperparameters.task.seed", "Execution.")
+    refused(lambda: built({"task.seed": ParameterBoolean("Q")}), "task.seed", "Parameters.Q")
+    refused(lambda: built({precision: Join(on="", values=["fp", ParameterString("Q", "17")])}), precision, "fp17")
+    built({precision: Join(on="", values=["fp", ParameterString("Q", "32", enum_values=["32"])])})
+    built({steps: ParameterInteger("Q"), "environment.RUN": ExecutionVariables.PIPELINE_EXECUTION_ID})
+    built({"task.seed": ParameterInteger("Q", default_value=0), precision: ParameterString("P")})
+
+    refused(lambda: built({}, role=ParameterString("R", "banana")), "backend.role", "banana")
+    refused(lambda: built({}, role=ParameterString("R", ROLE, enum_values=[ROLE, "banana"])), "backend.role", "banana")
+    refused(lambda: built({}, volume_size=ParameterInteger("V", default_value=-5)), "backend.volume_size_gb")
+    tag = {"Key": "a", "Value": ParameterString("T", "b!")}
+    refused(lambda: built({}, tags=[tag]), "backend.tags.a")
+    refused(lambda: built({}, environment={"A": ParameterString("E", "x" * 600)}), "environment.A")
+    network = {"subnets": [ParameterString("S", "banana")], "security_group_ids": [ParameterString("G", "sg-0b")]}
+    refused(lambda: built({}, **network), "backend.vpc.subnets", "banana")
+    network["subnets"] = [ParameterString("S")]
+    built({}, **network, role=ParameterString("R", ROLE), enable_infra_check=ParameterBoolean("I", default_value=True))
+    refused(lambda: built({}, enable_infra_check=ParameterString("I", "yes")), "enable_infra_check", "yes")
+
+    est = built({})
+    choices = ParameterString("D", DATA, enum_values=[DATA, "/tmp/x"])
+    script = estimator(job(task=SCRIPT), sagemaker_session=est.sagemaker_session)
+    refused(lambda: script.fit({"train": choices}), "inputs.train", "/tmp/x")
+    text = ParameterString("Q", "a", enum_values=["a", "b?c"])
+    refused(lambda: est.set_hyperparameters(**{"environment.A": text}) or est.fit(), "variable Q", "b?c")
+
+
+def test_what_an_estimator_has_after_fit_alone_is_refused_in_words_before(calls: list[Any]) -> None:
+    est = estimator(job())
+    refused(lambda: est.model_data, "estimator.model_data", "none was started", "estimator.result_uri")
+    refused(est.logs, "estimator.logs()", "none was started", "fit()")
+
+
+def test_an_argument_given_twice_shows_its_value(calls: list[Any]) -> None:
+    refused(lambda: estimator(job(), "compute.instance_count=1", instance_count=3), "given twice", "got 3")

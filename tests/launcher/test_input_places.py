@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,8 +124,15 @@ def test_S12_12_a_manifest_is_searched_for_and_what_it_lists_is_not(s3_server: A
         inputs = {"corpus": {"uri": f"{base}/{place}", "data_type": "ManifestFile"}}
         return probed(s3_server.endpoint, train(data=data), inputs=inputs, **more)
 
-    assert reported("texts/a.txt") == ""
-    assert reported("texts/b.txt").startswith("inputs.corpus (Python): is not there")
+    put = partial(s3_server.client.put_object, Bucket=base.removeprefix("s3://"))
+    put(Key="lists/good", Body=b'[{"prefix": "s3://bucket/x/"}, "a", "b"]')
+    put(Key="lists/short", Body=b'[{"prefix": "s3://bucket/x/"}]')
+    put(Key="lists/lines", Body=b'{"source-ref": "s3://bucket/x/a"}')
+    assert reported("lists/good") == ""
+    for place in ("texts/b.txt", "lists", "lists/", "lists/good/"):
+        assert reported(place).startswith("inputs.corpus (Python): is not there: a manifest is one object")
+    for place in ("texts/a.txt", "lists/short", "lists/lines"):
+        assert reported(place).startswith("inputs.corpus (Python): is not a manifest of SageMaker")
 
 
 def test_S12_6f_a_wheelhouse_holds_wheels(s3_server: Any, base: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from sagemaker.parameter import CategoricalParameter, ContinuousParameter, IntegerParameter
@@ -10,6 +10,9 @@ from sagemaker.parameter import CategoricalParameter, ContinuousParameter, Integ
 from sm_llm.launcher.backends.sagemaker.sdk.estimators import estimator
 from tests.fixtures.sagemaker_calls import BUCKET, TRAIN, calls, job
 from tests.launcher.test_estimator_arguments import refused
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["calls"]
 pytestmark = pytest.mark.integration
@@ -43,7 +46,7 @@ def tuned(
         ("task.optim.weight_decay", ContinuousParameter(0, 0.1, "Log"), "Logarithmic"),
         ("task.precision.compute", CategoricalParameter(["bf16", "fp17"]), "fp17"),
         ("task.precision.compute", CategoricalParameter(["fp32", "fp32"]), "twice"),
-        ("task.precision.compute", CategoricalParameter([]), "length"),
+        ("task.precision.compute", CategoricalParameter([]), "at least 1"),
         ("task.optim.schedule", CategoricalParameter(["cosine", "cosin"]), "cosine"),
         ("task.global_batch_size", CategoricalParameter([4, 0]), "at least 1"),
         ("task.optim.warmup_fraction", ContinuousParameter(0.1, 1.0), "less than 1"),
@@ -164,3 +167,87 @@ def test_C8_a_channel_for_a_group_that_the_job_does_not_have_is_refused(calls: l
     script = estimator(job(task={"kind": "script", "entry": "-m x"}))
     refused(lambda: script.fit({"train": channel}, wait=False), "inputs.train.InstanceGroupNames", "It has none")
     assert not calls
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_jobs": 0}, ("max_jobs", "at least 1")),
+        ({"max_jobs": "3"}, ("max_jobs", "cannot be sent")),
+        ({"max_jobs": 2, "max_parallel_jobs": 3}, ("max_parallel_jobs", "at most max_jobs, which is 2")),
+        ({"max_parallel_jobs": 0}, ("max_parallel_jobs", "at least 1")),
+        ({"strategy": "Bayes"}, ("strategy", "Bayesian")),
+        ({"strategy": "Grid"}, ("strategy", "CategoricalParameter for every range")),
+        ({"early_stopping_type": "auto"}, ("early_stopping_type", "Auto")),
+        ({"strategy": "Hyperband", "early_stopping_type": "Auto"}, ("early_stopping_type", "'Off'")),
+        ({"random_seed": -1}, ("random_seed", "at least 0")),
+        ({"max_runtime_in_seconds": 1}, ("max_runtime_in_seconds", "at least 120")),
+        ({"tags": [{"Key": "a", "Value": "b!"}]}, ("tags.0.Value", "does not have the form")),
+    ],
+)
+def test_settings_of_a_tuner_have_the_limits_of_the_service(
+    settings: dict[str, Any], words: tuple[str, ...], calls: list[Any]
+) -> None:
+    from sagemaker.tuner import HyperparameterTuner
+
+    tuner = HyperparameterTuner(
+        estimator(job()), "train:loss", RATE, objective_type="Minimize", **{"max_jobs": 2, **settings}
+    )
+    refused(lambda: tuner.fit(wait=False), *words)
+    assert not calls
+
+
+def test_a_grid_takes_categories_and_their_number_of_jobs(calls: list[Any]) -> None:
+    from sagemaker.tuner import HyperparameterTuner
+
+    ranges = {"task.max_steps": CategoricalParameter([2, 4]), "task.seed": CategoricalParameter([1, 2, 3])}
+
+    def grid(count: int | None) -> Any:
+        return HyperparameterTuner(
+            estimator(job()), "train:loss", ranges, objective_type="Minimize", strategy="Grid", max_jobs=count
+        )
+
+    refused(lambda: grid(5).fit(wait=False), "max_jobs", "the number of combinations of a Grid, 6")
+    for count in (None, 6):
+        grid(count).fit(wait=False)
+        assert calls[-1][0] == "CreateHyperParameterTuningJob"
+
+
+def test_tuning_jobs_of_one_spec_in_one_minute_have_names_of_their_own(
+    calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for more in ({}, {}, {"base_tuning_job_name": "my_base!"}):
+        tuned(RATE, est=estimator(job("small-model-of-a-long-name")), **more).fit(wait=False)
+    names = [it["HyperParameterTuningJobName"] for _, it in calls]
+    assert len(set(names)) == 3
+    assert all(len(it) <= 32 for it in names)
+    assert names[0].startswith("small-model-of-")
+    assert names[2].startswith("my-base-")
+    assert "the name begins with my-base" in capsys.readouterr().err
+    refused(lambda: tuned(RATE).fit(wait=False, job_name="bad_name!"), "job_name", "does not have the form")
+    tuned(RATE).fit(None, "mine", wait=False)
+    assert calls[-1][1]["HyperParameterTuningJobName"] == "mine"
+
+
+def test_arguments_that_the_sdk_passes_to_other_estimators_alone_are_refused(calls: list[Any]) -> None:
+    refused(lambda: tuned(RATE).fit(wait=False, estimator_kwargs={"a": {}}), "fit(estimator_kwargs)", "no effect")
+    assert not calls
+
+
+def test_an_objective_of_the_training_line_is_not_that_of_a_program_that_writes_none(
+    calls: list[Any], tmp_path: Path
+) -> None:
+    def script(text: str, objective: str = "train:loss", **more: Any) -> Any:
+        (tmp_path / "train.py").write_text(text)
+        task = {"kind": "script", "entry": "train.py", "source": str(tmp_path), "args": {"x": 1}}
+        kind = "Maximize" if "tokens" in objective else "Minimize"
+        ranges = {"task.args.x": IntegerParameter(1, 5)}
+        return tuned(ranges, objective, kind, est=estimator(job(task=task)), **more)
+
+    refused(lambda: script("print('x')").fit(wait=False), "objective_metric_name", "'Loss:'", "sm_llm.log(step, loss=")
+    refused(lambda: script("print('Loss: 1')", "validation:loss").fit(wait=False), "'validation loss'")
+    for program in ("print(f'Loss: {1.0}')", "import sm_llm\nsm_llm.log(1, loss=1.0)"):
+        script(program).fit(wait=False)
+    rule = {"Name": "train:loss", "Regex": "mine=(.*)"}
+    script("print('mine=1')", metric_definitions=[rule]).fit(wait=False)
+    assert [name for name, _ in calls] == ["CreateHyperParameterTuningJob"] * 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from typing import Any
 
 import annotated_types
@@ -62,3 +63,20 @@ JOB: dict[str, Any] = {
 def test_D13_a_number_beyond_its_meaning_is_refused(override: str) -> None:
     with pytest.raises(SpecError, match="must be at most"):
         load(JOB, [override], environ={})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"vpc": {"subnets": ["s"] * 17, "security_group_ids": ["g"]}},
+            "subnets: must have at most 16 entries and has 17",
+        ),
+        ({"base_job_name": ""}, "base_job_name: must have at least 1 characters"),
+    ],
+)
+def test_the_number_of_entries_or_characters_is_named_where_it_is_wrong(changes: dict[str, Any], words: str) -> None:
+    task = {"kind": "script", "entry": "-m x"}
+    with pytest.raises(SpecError) as caught:
+        load({"name": "x", "task": task, "storage": "s3://b/x", "backend": {"name": "sagemaker", **changes}})
+    assert words in re.sub(r" \(.*?\):", ":", str(caught.value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ START = "task.start."
 _CHECKPOINT = f"{START}checkpoint"
 _WHEELS = "backend.wheelhouse"
 _SHOWN = 8
+# Bytes; a longer one is left to the service.
+_LARGEST_MANIFEST = 2**24
 # Objects of one answer of S3.
 _LISTED = 1000
 
@@ -113,7 +116,8 @@ class _Probe:
         # The storage is a field of the whole workflow, not of a step.
         prefix = f"steps.{plan.step}." if plan.step and path != "storage" else ""
         try:
-            issue = _issue(path, place, plan.job.storage_options.model_dump(), wanted_at(plan.job).get(path))
+            options, wanted = plan.job.storage_options.model_dump(), wanted_at(plan.job).get(path)
+            issue = _issue(path, place, options, wanted, is_manifest=path in _manifests(plan.job))
         except StorageError as error:
             # Only a missing bucket is certain. Every other error may be a right that this user lacks and the job's role
             # has.
@@ -140,7 +144,7 @@ def _places(job: JobSpec) -> Iterator[tuple[str, str]]:
     """Path and address of everything that can be searched for; named inputs first."""
     named = {f"inputs.{name}": input_place(value) for name, value in job.inputs.items()}
     others = {f"backend.{name}": place for name, place in job.backend.read_places.items()}
-    listed = [it.uri for it in job.inputs.values() if isinstance(it, S3Input) and it.data_type == "ManifestFile"]
+    listed = _manifests(job).values()
     for path, place in {**named, **sources(job), **others}.items():
         if path not in named and any(place.startswith(it) for it in listed):
             continue  # what the objects of a manifest are is known to SageMaker alone
@@ -148,7 +152,43 @@ def _places(job: JobSpec) -> Iterator[tuple[str, str]]:
             yield path, place
 
 
-def _issue(path: str, place: str, options: dict[str, Any], wanted: SourceKind | None) -> Issue | None:
+def _manifests(job: JobSpec) -> dict[str, str]:
+    """Path and address of the inputs that are manifests."""
+    return {
+        f"inputs.{name}": it.uri
+        for name, it in job.inputs.items()
+        if isinstance(it, S3Input) and it.data_type == "ManifestFile"
+    }
+
+
+def _manifest_issue(path: str, place: str, options: dict[str, Any]) -> Issue | None:
+    """A manifest that is not there, or not one: SageMaker would read what it lists, and reports this in minutes."""
+    remedy = "Give the address of a JSON list: first {'prefix': 's3://bucket/folder/'}, then names below it"
+    location = parse(place)
+    folder, _, name = location.prefix.rpartition("/")
+    store = open_store(replace(location, prefix=folder).uri, options, CONFIG)
+    held = store.head(name) if name and not place.endswith("/") else None
+    if held is None:
+        problem = "is not there: a manifest is one object, not a prefix"
+        return Issue("manifest-not-found", path, problem, place, remedy)
+    if held.size > _LARGEST_MANIFEST:
+        return None
+    try:
+        found = json.loads(store.get(name) or b"")
+    except ValueError:
+        found = None
+    is_list = isinstance(found, list) and len(found) > 1 and all(isinstance(it, str) for it in found[1:])
+    first = found[0] if is_list else None
+    if not isinstance(first, dict) or set(first) != {"prefix"} or not is_s3(str(first["prefix"])):
+        return Issue("manifest-invalid", path, "is not a manifest of SageMaker", place, remedy)
+    return None
+
+
+def _issue(
+    path: str, place: str, options: dict[str, Any], wanted: SourceKind | None, *, is_manifest: bool
+) -> Issue | None:
+    if is_manifest:
+        return _manifest_issue(path, place, options)
     if path == _CHECKPOINT:
         return _checkpoint_issue(place, options)
     if path == "storage":

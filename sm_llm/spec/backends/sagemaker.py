@@ -120,7 +120,7 @@ class SageMakerOptions(BackendOptions):
             # The specification keeps one type beside the groups: processes and image follow from it.
             own = [group.instance_type for group in self.instance_groups]
             remedy = f"Write {own[0]}, a type of backend.instance_groups" if own else "For example ml.p5.48xlarge"
-            yield Issue("instance-type-missing", path, "no instance type", None, remedy)
+            yield Issue("instance-type-missing", path, "no instance type", remedy=remedy)
         else:
             yield from _type_issues(path, name, compute.processes_per_instance)
         for index, group in enumerate(self.instance_groups):

@@ -45,9 +45,12 @@ _LIMITS = {
     "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
     "too_short": "is too short: it needs at least {min_length}",
+    "too_long": "must have at most {max_length} entries and has {actual_length}",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
     "finite_number": "must be finite",
 }
-_BOUNDS = ("gt", "ge", "lt", "le", "min_length")
+_BOUNDS = ("gt", "ge", "lt", "le", "min_length", "max_length", "actual_length")
 
 
 def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Issue]]:

@@ -60,7 +60,7 @@ def _issue(model: type[BaseModel], error: Any) -> Issue:
         remedy = f"Did you mean {close[0]}?" if close else "Leave it out"
         return Issue("manifest-field-unknown", path, "is not a documented field", error["input"], remedy)
     if error["type"] == "missing":
-        return Issue("manifest-field-missing", path, "is missing", None, "Add it")
+        return Issue("manifest-field-missing", path, "is missing", remedy="Add it")
     return Issue("manifest-value-invalid", path, f"is not valid: {error['msg']}", error["input"], "Correct it")
 
 
@@ -90,7 +90,7 @@ def _job_issues(job: PyTorchJob) -> Iterator[Issue]:
             remedy = "Use Master, Worker or both"
             yield Issue("manifest-replica-type", f"{place}.{name}", "is not a replica type", name, remedy)
     if not replicas:
-        yield Issue("manifest-replica-type", place, "is empty", None, "Add Master, Worker or both")
+        yield Issue("manifest-replica-type", place, "is empty", remedy="Add Master, Worker or both")
     master, worker = replicas.get("Master"), replicas.get("Worker")
     # Two masters would both take rank 0.
     if master is not None and master.replicas != 1:
@@ -108,7 +108,7 @@ def _elastic_issues(job: PyTorchJob) -> Iterator[Issue]:
     if elastic is None:
         return
     if "Worker" not in job.spec.pytorchReplicaSpecs:
-        yield Issue("manifest-elastic", "spec.elasticPolicy", "needs workers", None, "Add Worker")
+        yield Issue("manifest-elastic", "spec.elasticPolicy", "needs workers", remedy="Add Worker")
     if elastic.nProcPerNode is not None and job.spec.nprocPerNode is not None:
         path, problem = "spec.elasticPolicy.nProcPerNode", "cannot be set beside spec.nprocPerNode"
         yield Issue("manifest-elastic", path, problem, elastic.nProcPerNode, "Use spec.nprocPerNode alone")

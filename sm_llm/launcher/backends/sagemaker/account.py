@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.aws import fresh_session
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.aws_account import aws_errors, is_missing
+from sm_llm.launcher.backends.sagemaker.request.request import SageMakerTarget
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sm_llm.launcher.aws_account import AwsAccount
+    from sm_llm.launcher.planning.plan import Plan
 
 
 class NoSuchJob(SubmitError):
@@ -40,3 +45,38 @@ def split_native(native_id: str) -> tuple[str, str]:
 def console_line(region: str, name: str) -> str:
     """Where the job is shown in AWS's console."""
     return f"https://{region}.console.aws.amazon.com/sagemaker/home?region={region}#/jobs/{name}"
+
+
+# A plan waits for no service that does not answer.
+_ASK = {"connect_timeout": 3, "read_timeout": 5, "retries": {"mode": "standard", "total_max_attempts": 1}}
+
+
+def role_notes(plan: Plan) -> Iterator[str]:
+    """A warning where the role of a job is of another account than the credentials that are used here."""
+    target = plan.target
+    # Credentials for another store than AWS's are not asked about; without any, a plan contacts nothing.
+    if not isinstance(target, SageMakerTarget) or plan.job.storage_options.endpoint_url:
+        return
+    own = _caller(target.settings.region or "")
+    account = (target.settings.role or "").split(":")[4:5]
+    if own and account and account != [own]:
+        yield (
+            f"backend.role: {target.settings.role} is of account {account[0]}, and the credentials here are of {own}: "
+            "SageMaker passes no job the role of another account"
+        )
+
+
+def _caller(region: str) -> str | None:
+    """The account of the credentials that are used here; None where that is not answered."""
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    session = fresh_session()
+    try:
+        if session.get_credentials() is None:
+            return None
+        return str(
+            session.create_client("sts", region_name=region, config=Config(**_ASK)).get_caller_identity()["Account"]
+        )
+    except (BotoCoreError, ClientError):
+        return None

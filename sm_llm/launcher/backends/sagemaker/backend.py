@@ -130,6 +130,12 @@ class SageMakerBackend(JobBackend):
 
         return emulation
 
+    def caller_notes(self, plan: Plan) -> Iterator[str]:
+        """A role of another account than the caller's, which SageMaker passes to no job."""
+        from sm_llm.launcher.backends.sagemaker.account import role_notes
+
+        return role_notes(plan)
+
     def shell_command(self, home: RunStore, native_id: str, node: int) -> list[str]:
         """A session of AWS Systems Manager in the container of a node, where the job allows it."""
         from sm_llm.launcher.backends.sagemaker.jobs.remote_shell import session_command

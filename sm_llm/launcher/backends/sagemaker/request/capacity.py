@@ -156,7 +156,7 @@ def time_limit(job: JobSpec, total_flops: float | None) -> TimeLimit | Issue:
             # The time of a training follows from what is wrong with it, and from machines that are not known.
             known = ("compute.instance_type", "backend.instance_groups") if total_flops is not None else ()
             follows = ("task",) if isinstance(job.task, TrainTask) and total_flops is None else known
-            return Issue("time-limit-unknown", "backend.max_run_seconds", problem, None, remedy, blocked_by=follows)
+            return Issue("time-limit-unknown", "backend.max_run_seconds", problem, remedy=remedy, blocked_by=follows)
         seconds, reason = _derived(total_flops, peak, job.compute.world_size)
         if len(machines(job)) > 1:
             reason += "; FLOP/s of the slowest instance group"

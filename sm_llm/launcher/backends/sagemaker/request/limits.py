@@ -47,14 +47,10 @@ def value_issues(place: str, value: Any, path: str, operation: str = "CreateTrai
                 "Install a newer boto3",
             )
             return
-    found = ParamValidator().validate(value, shape)
-    if found.has_errors():
-        yield Issue(
-            "request-value-not-sendable",
-            path,
-            f"cannot be sent: {'; '.join(found.generate_report().splitlines())}",
-            value,
-        )
+    found = ParamValidator().validate(value, shape).generate_report().splitlines()
+    # What is out of range alone is reported below, in words of the service's limits.
+    if not all("valid min" in it for it in found):
+        yield Issue("request-value-not-sendable", path, f"cannot be sent: {'; '.join(found)}", value)
     else:
         yield from _walk(shape, value, path)
 

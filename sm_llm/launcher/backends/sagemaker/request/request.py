@@ -85,6 +85,12 @@ BETTER: dict[str, str] = {
 """Metric -> the direction in which a tuning job improves it; the other metrics are not outcomes."""
 
 
+def line_word(metric: str) -> str:
+    """The words of the training line that one of ``METRICS`` is read from, beside its number."""
+    parts = (re.sub(r"\\[b|]", "", it) for it in METRICS[metric].split(_NUMBER))
+    return max(parts, key=len).strip()
+
+
 def metric_definitions() -> list[dict[str, str]]:
     """The definitions as the service takes them."""
     return [{"Name": name, "Regex": regex} for name, regex in METRICS.items()]

@@ -171,8 +171,7 @@ def job_issues(job: JobSpec) -> Iterator[Issue]:
             "built-image-address-missing",
             "backend.image_uri",
             "image: built needs the address of that image",
-            None,
-            remedy,
+            remedy=remedy,
         )
 
 
@@ -186,8 +185,7 @@ def account_issues(job: JobSpec, found: JobSettings, limit: TimeLimit | None) ->
             "file-system-without-vpc",
             f"inputs.{name}",
             "a file system can be mounted only inside its network",
-            None,
-            remedy,
+            remedy=remedy,
         )
     if found.volume_kms_key_id and row is not None:
         problem = f"{row.name} keeps data on NVMe disks, which have keys of their own; the service refuses this"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.hyperparameters import RUN_HYPERPARAMETER
 from sm_llm.errors import Issue
+from sm_llm.launcher.backends.sagemaker.pipelines.known_values import is_address, known_values
 from sm_llm.launcher.backends.sagemaker.pipelines.run_address import length_problem, part_problem
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
 
@@ -39,17 +40,17 @@ def step_address(base: str, given: Mapping[str, Any]) -> Any:
 
 
 def address_issues(base: str, given: Mapping[str, Any]) -> Iterator[Issue]:
-    """Variables whose default makes no address: it is a tag of the job, whose characters and length are limited."""
+    """Variables whose default or other choice makes no address: it is a tag of the job, whose characters and length
+    are limited."""
     known = []
     for it in _variables(given):
-        text = getattr(it, "default_value", None)
         # Numbers and truth values are written without characters that a tag cannot hold.
-        if text is None or isinstance(text, bool | int | float):
-            continue
+        texts = [text for text in known_values(it).every if not isinstance(text, bool | int | float)]
         name = getattr(it, "name", "a variable")
-        if (problem := part_problem(text)) is not None:
-            yield Issue("variable-not-an-address", f"variable {name}", f"{_PART}, and {problem}", text, _REMEDY)
-        known.append(text)
+        for text in texts:
+            if (problem := part_problem(text)) is not None:
+                yield Issue("variable-not-an-address", f"variable {name}", f"{_PART}, and {problem}", text, _REMEDY)
+        known.append(max(texts, key=len, default=""))
     whole = "/".join([base, "0" * _DIGITS, *known])
     if (problem := length_problem(whole)) is not None:
         yield Issue("run-address-too-long", "variables", f"{_PART}, {problem}", remedy=_REMEDY)
@@ -59,20 +60,13 @@ def result_issues(address: Any) -> Iterator[Issue]:
     """An address whose variables are addresses: the run lies without their double slash, and a channel would not."""
     for part in () if isinstance(address, str) else address.values:
         default = getattr(part, "default_value", None)
-        if (isinstance(default, str) and "//" in default) or _is_address(getattr(part, "expr", None)):
+        if (isinstance(default, str) and "//" in default) or is_address(getattr(part, "expr", None)):
             problem = "holds a variable that is an address itself, which S3 would take literally"
             remedy = "Give the next step step.properties.ModelArtifacts.S3ModelArtifacts"
             yield Issue(
                 "result-address-nested", "estimator.result_uri", problem, getattr(part, "expr", default), remedy
             )
             return
-
-
-def _is_address(expression: Any) -> bool:
-    """Whether an expression is a property of a step that holds an address in S3."""
-    name = expression.get("Get", "") if isinstance(expression, dict) else ""
-    last = name.rpartition(".")[2] if isinstance(name, str) else ""
-    return last.endswith(("S3ModelArtifacts", "Uri")) or last.startswith("S3")
 
 
 def address_below(address: Any, name: str) -> Any:

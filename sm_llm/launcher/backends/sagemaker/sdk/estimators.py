@@ -7,10 +7,11 @@ import json
 import logging
 import os
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Issue, PlanError, SubmitError
+from sm_llm.errors import Issue, PlanError, SpecError, SubmitError
 from sm_llm.launcher.backends.sagemaker.sdk.estimator_address import address_below, step_address, step_of
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_arguments import arguments, channels, job_channel
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_attributes import attributes
@@ -30,7 +31,7 @@ from sm_llm.launcher.backends.sagemaker.sdk.sdk_checks import (
 )
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_effects import METHODS
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_inputs import inputs_by_name, specified, variables_of
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import as_fields
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import as_fields, known_fields
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_pipelines import watch_pipelines
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import defaults_of, is_pipeline, was_created
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_tuner import watch_tuners
@@ -110,10 +111,23 @@ def estimator(
         # Arguments of the SDK come last, and a value given twice was refused above.
         loaded = _job(load_whole(spec, overrides, {**(fields or {}), **own}))
         plan = planned(loaded)
+        refuse(_known_value_issues(loaded, rest))
     session = without_telemetry(sagemaker_session or _session(plan))
     staged = Staged.next(loaded, plan, is_pipeline=is_pipeline(session))
     refuse(run(JOB_ARGUMENT_CHECKERS, GivenToJob(session, staged.submission, plan, rest)))
     return kind(staged, session, rest)
+
+
+def _known_value_issues(loaded: Loaded, rest: Mapping[str, Any]) -> Iterator[Issue]:
+    """Issues of defaults and other choices of pipeline variables that stand for fields: as of the values themselves."""
+    from sm_llm.launcher.planner import load_whole
+
+    for changed in known_fields(rest):
+        try:
+            planned(load_whole(loaded.spec, fields=changed))
+        except (SpecError, PlanError) as error:
+            yield from (replace(issue, origin="a default or choice of its variable") for issue in error.issues)
+            return  # another choice would repeat them
 
 
 def _job(loaded: Loaded) -> Loaded:
@@ -148,6 +162,12 @@ def pytorch() -> Any:
         ) from None
     return PyTorch
 
+
+class _NoJobYet(PlanError, AttributeError):
+    """An attribute error as well: a tuner of the SDK asks with ``getattr(estimator, "model_data", None)``."""
+
+
+_OF_A_JOB = ("changes a job that runs", "Set backend.remote_debug for the next")
 
 # Stands for the SDK's class, which comes after ours among the bases of the estimator.
 # The SDK is imported only when an estimator is made: its import takes about three seconds.
@@ -310,17 +330,27 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         self._built = attributes(self)
 
     def enable_remote_debug(self) -> None:
-        self._assert_started("enable_remote_debug")
+        self._assert_started("enable_remote_debug", *_OF_A_JOB)
         super().enable_remote_debug()
 
     def disable_remote_debug(self) -> None:
-        self._assert_started("disable_remote_debug")
+        self._assert_started("disable_remote_debug", *_OF_A_JOB)
         super().disable_remote_debug()
 
-    def _assert_started(self, method: str) -> None:
+    def logs(self) -> None:
+        self._assert_started("logs", "shows the log of a job", "Call fit(); a run's log is attach(run_uri).logs()")
+        super().logs()
+
+    @property
+    def model_data(self) -> Any:
+        where = "The result of the next fit will be at estimator.result_uri"
+        self._assert_started("model_data", "is where a job left its model", where, ends="")
+        return super().model_data
+
+    def _assert_started(self, method: str, does: str, remedy: str, ends: str = "()") -> None:
         if self.latest_training_job is None:
-            problem, remedy = "changes a job that runs, and none was started", "Set backend.remote_debug for the next"
-            raise PlanError([Issue("estimator-job-not-started", f"estimator.{method}()", problem, remedy=remedy)])
+            problem = f"{does}, and none was started by this estimator"
+            raise _NoJobYet([Issue("estimator-job-not-started", f"estimator.{method}{ends}", problem, remedy=remedy)])
 
     def _prepare_for_training(self, job_name: Any = None) -> None:
         if not self._is_fitting:  # TrainingStep(estimator=…), TuningStep(tuner=…), Airflow's training_config

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue
-from sm_llm.launcher.backends.sagemaker.request.request import BETTER, METRICS, VALIDATION, request_region
+from sm_llm.launcher.backends.sagemaker.request.request import (
+    BETTER,
+    METRICS,
+    VALIDATION,
+    line_word,
+    request_region,
+)
 from sm_llm.launcher.backends.sagemaker.sdk.estimator_address import address_issues, result_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_attributes import changed_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import (
@@ -20,7 +26,13 @@ from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import (
     twice_issues,
 )
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_passed import option_issues, passed_issues
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_ranges import effect_issues, free_issues, range_issues, trial_issues
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_ranges import (
+    effect_issues,
+    free_issues,
+    range_issues,
+    setting_issues,
+    trial_issues,
+)
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import (
     defaults_of,
     is_pipeline,
@@ -35,12 +47,15 @@ from sm_llm.spec.validation.runner import blocked_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from sm_llm.launcher.backend import Submission
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.loading.overrides import Override
     from sm_llm.spec.validation.runner import Checker
 
+# Bytes of a file of a program that is searched for what it prints.
+_LARGEST_PROGRAM = 2**20
 # Attribute of an estimator that ``HyperparameterTuner`` drops -> where it was given, and what a tuning job does.
 _LOST = {
     "keep_alive_period_in_seconds": ("backend.keep_alive_period_in_seconds", "keeps no warm pool"),
@@ -230,13 +245,15 @@ class TunerCall:
 
     tuner: Any
     dropped: frozenset[str]
+    job_name: Any = None
 
 
 def check_tuner_arguments(call: TunerCall) -> Iterator[Issue]:
     """Arguments that nothing reads."""
     for name in sorted(call.dropped):
-        problem = "is not an argument of a tuner's fit; the SDK drops it"
-        yield Issue("tuner-fit-argument-unknown", f"fit({name})", problem, remedy="Leave it out")
+        own = name == "estimator_kwargs"
+        problem = "has no effect on these estimators" if own else "is not an argument of a tuner's fit"
+        yield Issue("tuner-fit-argument-unknown", f"fit({name})", f"{problem}; the SDK drops it", remedy="Leave it out")
 
 
 def check_tuner_settings(call: TunerCall) -> Iterator[Issue]:
@@ -250,7 +267,12 @@ def check_tuner_settings(call: TunerCall) -> Iterator[Issue]:
         yield Issue("tuner-resources-unsupported", "override_resource_config", problem, remedy=remedy)
 
 
-TUNER_CHECKERS: tuple[Checker[TunerCall], ...] = (check_tuner_arguments, check_tuner_settings)
+def check_tuner_limits(call: TunerCall) -> Iterator[Issue]:
+    """Settings that the service would refuse, and a name of the job that is none."""
+    yield from setting_issues(call.tuner, call.job_name)
+
+
+TUNER_CHECKERS: tuple[Checker[TunerCall], ...] = (check_tuner_arguments, check_tuner_settings, check_tuner_limits)
 
 
 @dataclass(frozen=True)
@@ -351,6 +373,29 @@ def check_objective(trials: TunerTrials) -> Iterator[Issue]:
         yield Issue("tuner-objective-is-a-setting", path, problem, objective, remedy)
 
 
+@blocked_by("metric_definitions", "objective_metric_name")
+def check_written_objective(trials: TunerTrials) -> Iterator[Issue]:
+    """A rule of our own training line as the objective of a job that writes none of it."""
+    objective, estimator = trials.objective, trials.estimator
+    is_given = objective in {it["Name"] for it in trials.definitions}
+    if objective not in METRICS or is_given or isinstance(estimator.submission.job.spec.task, TrainTask):
+        return
+    program, word = estimator.plan.target.program, line_word(objective)
+    texts = [_text_of(it) for it in program.files.values()] if program is not None else []
+    has_calls = objective == "train:loss" and any("sm_llm" in it and "log(" in it for it in texts)
+    if not has_calls and not any(word in it for it in texts):
+        problem = f"is read from {word!r} in the log, which no file of the program writes: no trial would report it"
+        remedy = "Give the tuner metric_definitions for what the job prints"
+        if objective == "train:loss":
+            remedy += ", or call sm_llm.log(step, loss=...) in the program"
+        yield Issue("tuner-objective-not-written", "objective_metric_name", problem, objective, remedy)
+
+
+def _text_of(file: Path) -> str:
+    """A file of a program, where it may be one that prints: data are larger."""
+    return "" if file.stat().st_size > _LARGEST_PROGRAM else file.read_text(encoding="utf-8", errors="replace")
+
+
 @blocked_by("metric_definitions", "tuner-objective-is-variable")
 def check_direction(trials: TunerTrials) -> Iterator[Issue]:
     """An objective that is taken for its opposite."""
@@ -371,5 +416,6 @@ TRIAL_CHECKERS: tuple[Checker[TunerTrials], ...] = (
     check_read_ranges,
     check_metric_definitions,
     check_objective,
+    check_written_objective,
     check_direction,
 )

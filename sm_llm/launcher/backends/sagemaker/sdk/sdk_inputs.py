@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.bucket_names import bucket_problem
 from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.errors import Issue
+from sm_llm.launcher.backends.sagemaker.pipelines.known_values import known_values
 from sm_llm.launcher.backends.sagemaker.request.limits import value_issues
 from sm_llm.launcher.backends.sagemaker.request.request import read_channels
 from sm_llm.spec.tasks import ScriptTask, TrainTask
@@ -41,6 +42,7 @@ _WHY = {
     "InputMode": "Pipe mode gives a named pipe, and tasks read files",
     f"{_S3}S3DataDistributionType": "gives every node other files, and every process reads all rows",
     f"{_S3}InstanceGroupNames": "gives the other nodes no data, and every process reads all rows",
+    f"{_S3}S3DataType": "no task reads it: augmented manifests work in Pipe mode only",
     "ContentType": "is read by no task",
     "CompressionType": _PIPE_ONLY,
     "RecordWrapperType": _PIPE_ONLY,
@@ -149,16 +151,20 @@ def _value_issues(path: str, value: Any) -> Iterator[Issue]:
             return
         config = found
     uri = config["DataSource"].get("S3DataSource", {}).get("S3Uri", "")
-    uri = getattr(uri, "default_value", uri)
-    if isinstance(uri, str) and uri and not is_s3(uri):
-        yield Issue("channel-address-invalid", path, "is not a prefix in S3", uri, "Write s3://bucket/prefix")
-    elif isinstance(uri, str) and uri and (problem := bucket_problem(uri.removeprefix("s3://").partition("/")[0])):
-        yield Issue(
-            "channel-bucket-invalid", path, f"names no valid bucket: a name {problem}", uri, "Write s3://bucket/prefix"
-        )
+    texts = known_values(uri).every if hasattr(uri, "expr") else (uri,)
+    if problems := [issue for text in texts if isinstance(text, str) for issue in _address_issues(path, text)]:
+        yield from problems
     # A variable has no value yet that could be compared with the service's limits.
     elif not any(hasattr(it, "expr") for _, it in _leaves(config, "")):
         yield from value_issues("InputDataConfig.*", {**config, "ChannelName": "any"}, path)
+
+
+def _address_issues(path: str, uri: str) -> Iterator[Issue]:
+    remedy = "Write s3://bucket/prefix"
+    if uri and not is_s3(uri):
+        yield Issue("channel-address-invalid", path, "is not a prefix in S3", uri, remedy)
+    elif uri and (problem := bucket_problem(uri.removeprefix("s3://").partition("/")[0])):
+        yield Issue("channel-bucket-invalid", path, f"names no valid bucket: a name {problem}", uri, remedy)
 
 
 def _unread(job: JobSpec, name: str, read: set[str], uri: Any) -> Issue:

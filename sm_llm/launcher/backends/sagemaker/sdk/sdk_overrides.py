@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.hyperparameters import applied, is_reserved, overrides
 from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.errors import Issue, PlanError, SpecError
+from sm_llm.launcher.backends.sagemaker.pipelines.known_values import fillings, known_values
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import spelt
 from sm_llm.launcher.backends.sagemaker.pipelines.settled import PROBLEM, launched, variable_issue
 from sm_llm.launcher.backends.sagemaker.request.limits import limit_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_effects import EFFECTS
@@ -55,6 +57,23 @@ def as_fields(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     if groups and "compute.instance_type" not in fields:
         fields["compute.instance_type"] = groups[0]["instance_type"]
     return fields, rest
+
+
+def known_fields(rest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Fields that arguments with pipeline variables stand for, with values that these may have: all defaults, then
+    each other choice of one.
+
+    ``rest`` are the arguments of ``as_fields`` that are no fields because of their variables.
+    """
+    given = [(name, value) for name, value in rest.items() if EFFECTS[name].kind == "field"]
+    found = {EFFECTS[name].target: [_plain(name, it) for it in fillings(value)] for name, value in given}
+    found = {target: values for target, values in found.items() if values}
+    if len(network := [it for it in found if it.startswith("backend.vpc.")]) == 1:
+        del found[network[0]]  # the two are checked together, and only one is known
+    first = {target: values[0] for target, values in found.items()}
+    if first:
+        yield first
+    yield from ({**first, target: other} for target, values in found.items() for other in values[1:])
 
 
 def argument_issues(kind: Any, kwargs: Mapping[str, Any]) -> Iterator[Issue]:
@@ -109,16 +128,16 @@ def twice_issues(
     # Their issues are reported where the specification is loaded; here only paths are compared.
     changes = [*parse_overrides(overrides)[0], *parse_fields(fields)[0]]
     given = {".".join(path): "an override" for path, _ in changes}
-    for path in _leaves(arguments):
+    for path, value in _leaves(arguments):
         if (other := _same(path, given)) is not None:
             yield Issue(
                 "argument-given-twice",
                 path,
                 f"is given twice, by an argument of the SDK and by {given[other]} of {other}",
-                None,
+                value,
                 _KEEP,
             )
-    given |= dict.fromkeys(_leaves(arguments), "an argument of the SDK")
+    given |= dict.fromkeys(dict(_leaves(arguments)), "an argument of the SDK")
     for path in hyperparameters if isinstance(hyperparameters, dict) else ():
         if isinstance(path, str) and (other := _same(path, given)) is not None:
             where = f"hyperparameters.{path}"
@@ -131,12 +150,16 @@ def twice_issues(
             )
 
 
-def _leaves(arguments: Mapping[str, Any]) -> list[str]:
-    """Paths of values; what is a mapping has one for each of its keys."""
+def _leaves(arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Paths and values; what is a mapping has one for each of its keys."""
     return [
-        whole
+        leaf
         for path, value in arguments.items()
-        for whole in ([f"{path}.{key}" for key in value] if isinstance(value, dict) and value else [path])
+        for leaf in (
+            [(f"{path}.{key}", item) for key, item in value.items()]
+            if isinstance(value, dict) and value
+            else [(path, value)]
+        )
     ]
 
 
@@ -238,13 +261,6 @@ def _plain(name: str, value: Any) -> Any:
     return value
 
 
-def _usual(entry: tuple[str, Any]) -> tuple[str, Any]:
-    """A hyperparameter, where it is a variable of a pipeline by its default."""
-    name, value = entry
-    default = getattr(value, "default_value", None) if is_variable(value) else None
-    return (name, value) if default is None else (name, default)
-
-
 def hyperparameter_issues(submission: Submission, plan: Plan, given: Mapping[str, Any]) -> Iterator[Issue]:
     """What the service would refuse, or the worker minutes after the job has begun to cost: names, values, lengths.
 
@@ -272,8 +288,7 @@ def hyperparameter_issues(submission: Submission, plan: Plan, given: Mapping[str
     refused = {issue.path for issue in named}  # their default values would be refused once more
     given = {name: value for name, value in given.items() if f"hyperparameters.{name}" not in refused}
     try:
-        # The SDK writes every value as JSON, and the worker reads it as JSON: this is what both will see.
-        texts = {name: json.dumps(value) for name, value in map(_usual, given.items()) if not is_variable(value)}
+        texts = {name: json.dumps(value) for name, value in given.items() if not is_variable(value)}
     except (TypeError, ValueError) as error:
         yield Issue(
             "hyperparameters-not-json",
@@ -281,6 +296,22 @@ def hyperparameter_issues(submission: Submission, plan: Plan, given: Mapping[str
             f"cannot be written as JSON, which the SDK makes of them: {error}",
         )
         return
+    variables = {name: it for name, it in given.items() if hasattr(it, "expr")}
+    known = {name: known_values(it) for name, it in variables.items()}
+    texts |= {name: spelt(it.every[0]) for name, it in known.items() if it.every}
+    found = list(_text_issues(submission, plan, texts))
+    yield from found
+    for name, it in known.items() if not found else ():
+        # Choices may all be asked for. Of examples, which stand for values that nobody knows, one must work.
+        others = [list(_text_issues(submission, plan, {**texts, name: spelt(value)})) for value in it.every[1:]]
+        tried = [list(_text_issues(submission, plan, {**texts, name: spelt(value)})) for value in it.examples]
+        yield from (issue for issues in others for issue in issues)
+        if tried and all(tried):
+            yield from (replace(issue, value=shown(variables[name])) for issue in tried[0])
+
+
+def _text_issues(submission: Submission, plan: Plan, texts: Mapping[str, str]) -> Iterator[Issue]:
+    """Issues of the texts of hyperparameters, all together."""
     # The service limits the hyperparameters of a request as a whole, those of the toolkit included.
     whole, too_long = {**submission.request["HyperParameters"], **texts}, False
     for issue in limit_issues({**submission.request, "HyperParameters": whole}):

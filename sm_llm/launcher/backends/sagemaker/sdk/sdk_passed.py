@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue
+from sm_llm.launcher.backends.sagemaker.pipelines.known_values import fillings
 from sm_llm.launcher.backends.sagemaker.request.limits import value_issues
 from sm_llm.spec.validation.fields import did_you_mean
 
@@ -29,8 +30,8 @@ def passed_issues(passed: Mapping[str, Any], own_metrics: Sequence[Mapping[str, 
     ``own_metrics`` are the metric definitions of the job itself, which count with those that are ``passed``.
     """
     for name, place in _PLACES.items():
-        value = passed.get(name)
-        if value is not None and not hasattr(value, "expr"):
+        given = passed.get(name)
+        for value in fillings(given) if given is not None else ():
             issues = list(value_issues(place, value, name))
             if name == "metric_definitions" and not issues:
                 issues = list(_metric_issues(value, own_metrics))

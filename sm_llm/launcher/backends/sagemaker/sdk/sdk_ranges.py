@@ -1,4 +1,4 @@
-"""Ranges of a tuning job: what the service would refuse of them, and values that the worker of a trial would."""
+"""Ranges and settings of a tuning job: what the service would refuse, and values that the worker of a trial would."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.hyperparameters import applied
 from sm_llm.errors import Issue, PlanError, SpecError
+from sm_llm.launcher.backends.sagemaker.pipelines.known_values import fillings
 from sm_llm.launcher.backends.sagemaker.request.limits import known_values, value_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import hyperparameter_issues, is_variable, shown
 from sm_llm.launcher.planner import load_whole, plan_loaded
@@ -21,6 +22,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _OPERATION = "CreateHyperParameterTuningJob"
+_CONFIG = "HyperParameterTuningJobConfig"
+# Setting of a tuner -> its place in the request.
+_SETTINGS = {
+    "strategy": f"{_CONFIG}.Strategy",
+    "max_jobs": f"{_CONFIG}.ResourceLimits.MaxNumberOfTrainingJobs",
+    "max_parallel_jobs": f"{_CONFIG}.ResourceLimits.MaxParallelTrainingJobs",
+    "max_runtime_in_seconds": f"{_CONFIG}.ResourceLimits.MaxRuntimeInSeconds",
+    "early_stopping_type": f"{_CONFIG}.TrainingJobEarlyStoppingType",
+    "objective_type": f"{_CONFIG}.HyperParameterTuningJobObjective.Type",
+    "random_seed": f"{_CONFIG}.RandomSeed",
+    "strategy_config": f"{_CONFIG}.StrategyConfig",
+    "completion_criteria_config": f"{_CONFIG}.TuningJobCompletionCriteria",
+    "warm_start_config": "WarmStartConfig",
+    "tags": "Tags",
+}
 _PLACE = "HyperParameterTuningJobConfig.ParameterRanges.CategoricalParameterRanges.*"
 _KINDS = ("Continuous", "Integer", "Categorical")
 # A range of so many whole numbers is tried as a whole.
@@ -97,8 +113,7 @@ def _own_issues(name: Any, value: Any) -> Iterator[Issue]:
             "range-holds-variable",
             path,
             problem,
-            None,
-            "Write numbers or text; hyperparameters of the estimator take variables",
+            remedy="Write numbers or text; hyperparameters of the estimator take variables",
         )
     elif kind == "Categorical":
         yield from value_issues(_PLACE, value.as_json_range(name), path, _OPERATION)
@@ -231,3 +246,48 @@ def _trials(tried: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
     for end in (0, -1):
         others = {name: values[end] for name, values in tried.items()}
         yield from ({**others, name: value} for name, values in tried.items() for value in values)
+
+
+def setting_issues(tuner: Any, job_name: Any) -> Iterator[Issue]:
+    """What the service would refuse of a tuner's own settings, after the code had been stored."""
+    found: list[Issue] = []
+    if job_name is not None:
+        found += value_issues("HyperParameterTuningJobName", job_name, "job_name", _OPERATION)
+    values: dict[str, Any] = {}
+    for name, place in _SETTINGS.items():
+        given = getattr(tuner, name, None)
+        as_request = getattr(given, "to_input_req", None)
+        for value in () if given is None else fillings(given if as_request is None else as_request()):
+            values.setdefault(name, value)
+            found += value_issues(place, value, name, _OPERATION)
+    # Compared only where each is possible by itself.
+    yield from found or _together_issues(values, list(_ranges_of(tuner)))
+
+
+def _ranges_of(tuner: Any) -> Iterator[Any]:
+    several = getattr(tuner, "_hyperparameter_ranges_dict", None) or {"": tuner._hyperparameter_ranges}
+    for ranges in several.values():
+        yield from (ranges or {}).values()
+
+
+def _together_issues(values: Mapping[str, Any], ranges: list[Any]) -> Iterator[Issue]:
+    """Settings of which each is possible and that do not fit one another."""
+    most, together, strategy = values.get("max_jobs"), values.get("max_parallel_jobs"), values.get("strategy")
+    if most is not None and together is not None and together > most:
+        problem = f"must be at most max_jobs, which is {most}"
+        yield Issue("tuner-parallel-jobs-too-many", "max_parallel_jobs", problem, together, f"Write {most} or fewer")
+    if strategy == "Hyperband" and values.get("early_stopping_type") == "Auto":
+        problem = "must be 'Off' with the strategy Hyperband, which stops trials itself"
+        yield Issue("tuner-stops-twice", "early_stopping_type", problem, "Auto", "Leave it out")
+    if strategy == "Grid":
+        kinds = [getattr(it, "__name__", "") for it in ranges]
+        if others := [it for it in kinds if it != "Categorical"]:
+            problem = "needs a CategoricalParameter for every range: it tries every combination"
+            remedy = "Write the values as CategoricalParameter([...]), or choose another strategy"
+            yield Issue("tuner-grid-needs-categories", "strategy", problem, f"Grid with {others[0]}Parameter", remedy)
+        elif most is not None and most != (count := math.prod(len(it.values) for it in ranges)):
+            problem = f"must be the number of combinations of a Grid, {count}"
+            yield Issue("tuner-grid-count", "max_jobs", problem, most, "Leave it out")
+    elif strategy != "Hyperband" and "strategy_config" in values:
+        problem = f"is for the strategy Hyperband, and the tuner's is {strategy}"
+        yield Issue("tuner-strategy-config-unread", "strategy_config", problem, remedy="Leave it out")

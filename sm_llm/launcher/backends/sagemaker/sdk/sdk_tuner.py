@@ -10,16 +10,19 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import secrets
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.launcher.backends.sagemaker.request.request import BETTER, METRICS, normalised
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_checks import TRIAL_CHECKERS, TUNER_CHECKERS, TunerCall, TunerTrials
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import is_pipeline
 from sm_llm.spec.validation.runner import refuse, run
 from sm_llm.terminal import say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 # Names of a user's own metrics that are hardly to be maximised.
 _SMALL_IS_GOOD = re.compile(r"loss|perplexity|ppl|error|(?:^|[^a-z])[cw]er(?:[^a-z]|$)", re.IGNORECASE)
@@ -33,12 +36,19 @@ def watch_tuners() -> None:
     if hasattr(original, "prepares_runs"):
         return
 
-    # The SDK takes any further keyword, and passes it on to estimators of its built-in algorithms alone.
-    known = set(inspect.signature(original).parameters)
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def fit(self: Any, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return original(self, _prepared(self, inputs, set(kwargs) - known), *args, **kwargs)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(self, *args, **kwargs)
+        if ours := _ours(self):
+            # The SDK takes any further keyword, and passes it on to estimators of its built-in algorithms alone.
+            dropped = {*given.arguments.get("kwargs", ()), *({"estimator_kwargs"} & set(given.arguments))}
+            job_name = given.arguments.get("job_name")
+            refuse(run(TUNER_CHECKERS, TunerCall(self, frozenset(dropped), job_name)))
+            given.arguments["inputs"] = _prepared(self, given.arguments.get("inputs"))
+            given.arguments["job_name"] = _job_name(self, ours[0], job_name)
+        return original(*given.args, **given.kwargs)
 
     prepare = HyperparameterTuner._prepare_estimator_for_tuning
 
@@ -52,26 +62,22 @@ def watch_tuners() -> None:
     HyperparameterTuner._prepare_estimator_for_tuning = classmethod(prepare_estimator)
 
 
-def _prepared(tuner: Any, inputs: Any, dropped: Iterable[str] = ()) -> Any:
-    """The inputs of a tuner's ``fit`` with those of the jobs; the tuner gets what it lacks.
+def _ours(tuner: Any) -> list[Any]:
+    """The estimators of a tuner that are ours."""
+    found = [tuner.estimator] if tuner.estimator is not None else tuner.estimator_dict.values()
+    return [it for it in found if hasattr(it, "run_uri")]
 
-    ``dropped`` are arguments that the SDK takes and does not read. Raises ``PlanError`` for what a tuning job cannot.
-    """
+
+def _prepared(tuner: Any, inputs: Any) -> Any:
+    """The inputs of a tuner's ``fit`` with those of the jobs; the tuner gets what it lacks. Raises ``PlanError``."""
     if tuner.estimator is not None:
-        if not hasattr(tuner.estimator, "run_uri"):
-            return inputs
-        refuse(run(TUNER_CHECKERS, TunerCall(tuner, frozenset(dropped))))
         tuner.estimator = tuner.estimator.for_tuner()
         objective, ranges = tuner.objective_metric_name, tuner._hyperparameter_ranges or {}
         trials = TunerTrials(tuner.estimator, objective, tuner.objective_type, ranges, tuner.metric_definitions or [])
         tuner.metric_definitions = _checked(trials)
-        # The SDK would name the tuning job after the image.
-        tuner.base_tuning_job_name = tuner.base_tuning_job_name or _base_name(tuner.estimator)
         return tuner.estimator.inputs_of(inputs)
     ours = {name: it for name, it in tuner.estimator_dict.items() if hasattr(it, "run_uri")}
     found = dict(inputs or {})
-    if ours:
-        refuse(run(TUNER_CHECKERS, TunerCall(tuner, frozenset(dropped))))
     for name, given in ours.items():
         tuner.estimator_dict[name] = estimator = given.for_tuner()
         ranges = tuner._hyperparameter_ranges_dict[name] or {}
@@ -80,10 +86,28 @@ def _prepared(tuner: Any, inputs: Any, dropped: Iterable[str] = ()) -> Any:
             estimator, tuner.objective_metric_name_dict[name], tuner.objective_type, ranges, definitions
         )
         tuner.metric_definitions_dict[name] = _checked(trials)
-        tuner.base_tuning_job_name = tuner.base_tuning_job_name or _base_name(estimator)
         if (own := estimator.inputs_of(found.get(name))) is not None:
             found[name] = own
     return found or None
+
+
+def _job_name(tuner: Any, estimator: Any, given: Any) -> Any:
+    """The name of the tuning job that ``fit`` starts, where none is ``given``: after the specification, and unique."""
+    usual, base = _base_name(estimator), tuner.base_tuning_job_name
+    if is_pipeline(estimator.sagemaker_session):
+        if given is not None or base not in (None, usual):
+            _warn("base_tuning_job_name and job_name: SageMaker Pipelines names the jobs of its steps itself")
+        # The SDK would name it after the image.
+        tuner.base_tuning_job_name = base or usual
+        return given
+    if given is not None:
+        return given
+    # The SDK adds the minute alone, and the service refuses a second job of one name.
+    tail = f"-{datetime.now(UTC):%y%m%d-%H%M}-{secrets.token_hex(2)}"
+    shown = normalised(base or usual)[: tuner.TUNING_JOB_NAME_MAX_LENGTH - len(tail)].rstrip("-")
+    if base and shown != base:
+        _warn(f"base_tuning_job_name: {base!r} cannot begin a name, or is too long: the name begins with {shown}")
+    return f"{shown}{tail}"
 
 
 def _checked(trials: TunerTrials) -> list[Mapping[str, str]]:
