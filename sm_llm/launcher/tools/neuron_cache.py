@@ -29,6 +29,7 @@ class Removed:
 def cache_location(address: str) -> str:
     """The cache at ``address``, or the one beside the runs that are stored there."""
     plain = address.rstrip("/")
+    # Users know the storage of their runs; the folder beside them has a fixed name.
     return plain if plain.rpartition("/")[2] == COMPILE_CACHE else join(plain, COMPILE_CACHE)
 
 
@@ -57,6 +58,7 @@ def clear(
 
 def unlock(address: str, *, older_than_minutes: float = STALE_MINUTES, options: S3Options | None = None) -> Removed:
     """Delete locks that are older than so many minutes, by the storage's clock. Raises ``StorageError``."""
+    # NaN must fail as well.
     if not older_than_minutes >= 0:
         raise StorageRefused(f"older_than_minutes must be 0 or more, got {older_than_minutes}")
     stale = stale_locks(_store(address, options), older_than_minutes)

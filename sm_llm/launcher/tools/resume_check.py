@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sm_llm.spec.loading.overrides import Override
 
 DEFAULT_STEPS = 24
+# A checkpoint at every step then: fewer leave no room for two breaks between checkpoints.
 FEWEST_STEPS = 6
 _FOLDER = "resume-proof"
 
@@ -153,7 +154,9 @@ def _shortened(loaded: Loaded, steps: int) -> list[str]:
         "max_epochs": None,
         "optim.schedule_steps": _span(task, world_size) or steps,
         "checkpoint.every_steps": _interval(steps),
+        # Every save then holds a hash of the state, and a restore that differs ends the run.
         "checkpoint.verify_state": True,
+        # The proof's two runs are nobody's experiment.
         "logging.sinks": {},
     }
     return [f"{prefix}task.{path}={json.dumps(value)}" for path, value in changes.items()]
@@ -178,6 +181,7 @@ def _training(loaded: Loaded) -> tuple[str, TrainTask, int]:
                 )
             ]
         )
+    # The last training of a workflow: those before it are its inputs.
     return found[-1]
 
 

@@ -35,4 +35,5 @@ def shell(run: Run, node: int = 0) -> NoReturn:
     if shutil.which(argv[0]) is None:
         needs = cast("OpensShells", run.backend).shell_needs
         raise SubmitError(f"{argv[0]} is not installed. It needs {needs}. The command: {quoted(*argv)}")
+    # Replaced, not started: signals and the terminal then belong to the session alone.
     os.execvp(argv[0], argv)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from sm_llm.worker.strategies.base import Strategy
 
+# One file is held in host memory until it is written.
 SHARD_BYTES = 4 * 2**30
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -62,6 +63,7 @@ class _ShardPlan:
         shards: list[list[str]] = [[]]
         filled = 0
         for name, size in sizes.items():
+            # A tensor is never split, so one that is larger than the bound has a file of its own.
             if filled and filled + size > shard_bytes:
                 shards.append([])
                 filled = 0
@@ -88,6 +90,7 @@ class _ShardPlan:
 def _write_shard(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     from safetensors.torch import save_file
 
+    # transformers reads the framework from the metadata.
     save_file(tensors, path, metadata={"format": "pt"})
 
 

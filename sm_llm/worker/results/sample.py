@@ -39,6 +39,7 @@ def generate(
     ids = list(coder.encode(prompt).ids) or [0]
     prompt_length = len(ids)
     generator = torch.Generator().manual_seed(seed)
+    # Without dropout.
     strategy.train_mode(False)
     for _ in range(tokens):
         window = torch.tensor([ids[-context_length:]], device=strategy.device.torch_device)
@@ -56,6 +57,7 @@ def harmless(text: str) -> str:
 
 
 def _draw(logits: torch.Tensor, generator: torch.Generator) -> int:
+    # On the host, where the generator is.
     scores, tokens = logits.float().cpu().topk(min(TOP_K, logits.shape[-1]))
     chosen = torch.multinomial(torch.softmax(scores / TEMPERATURE, dim=-1), 1, generator=generator)
     return int(tokens[chosen].item())

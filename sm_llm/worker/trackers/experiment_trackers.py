@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 POLL_SECONDS = 1.0
 CLOSE_SECONDS = 10.0
 """How long a finished training waits for its trackers; a failed one waits less, for others wait for its end."""
+# A failed process must end soon: the others wait for it.
 CLOSE_AFTER_ERROR_SECONDS = 2.0
 
+# Folder in scratch for the events of earlier attempts that are fetched from S3.
 _EARLIER = "earlier-events"
 
+# As text, so that only the chosen ones are imported: their libraries are optional.
 _TRACKERS = {
     "tensorboard": "sm_llm.worker.trackers.tensorboard_tracker:TensorBoardTracker",
     "mlflow": "sm_llm.worker.trackers.mlflow_tracker:MlflowTracker",

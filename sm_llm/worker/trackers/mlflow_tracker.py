@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sm_llm.worker.context import WorkerContext
 
 RUN_TAG = "sm_llm.run_id"
+# Numbers that a step has whenever it is computed; speeds and memory differ each time.
 _OF_TRAINING = ("train/", "validation/")
 # Limits of one log-batch request of MLflow's REST API.
 _METRICS_PER_CALL = 1000
@@ -33,6 +34,7 @@ class MlflowTracker:
         known = context.job.trackers.get("mlflow") or self._tagged(experiment, context.job.run_id)
         self.id: str = known or self._make(experiment, context)
         if known:
+            # An earlier attempt has ended it, as killed.
             self._client.update_run(known, status="RUNNING")
         self.uri: str | None = self._address(experiment)
         # (name, step) -> values that MLflow has: it appends, and forgets nothing.
@@ -50,6 +52,7 @@ class MlflowTracker:
     def _make(self, experiment: str, context: WorkerContext) -> str:
         run_id = context.job.run_id
         made: str = self._client.create_run(experiment, run_name=run_id, tags={RUN_TAG: run_id}).info.run_id
+        # Cut, because MLflow refuses the whole batch for one value that is too long.
         params = [Param(name, str(value)[:_LONGEST_PARAM]) for name, value in _leaves(shown_spec(context))]
         for begin in range(0, len(params), _PARAMS_PER_CALL):
             self._client.log_batch(made, params=params[begin : begin + _PARAMS_PER_CALL])
@@ -85,6 +88,7 @@ class MlflowTracker:
             self._client.log_batch(self.id, metrics=metrics[begin : begin + _METRICS_PER_CALL])
 
     def close(self, *, completed: bool) -> None:
+        # KILLED: MLflow has no state for a run that continues later.
         self._client.set_terminated(self.id, "FINISHED" if completed else "KILLED")
 
 

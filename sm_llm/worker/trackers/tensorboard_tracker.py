@@ -30,6 +30,7 @@ class TensorBoardTracker:
         self._writer = self._open(None)
         if not self._continues:
             text = json.dumps(shown_spec(context), indent=4)
+            # Four spaces make a block of code of it in TensorBoard's Markdown.
             self._writer.add_text("specification", f"    {text}".replace("\n", "\n    "))
 
     def _open(self, purge_step: int | None) -> Any:

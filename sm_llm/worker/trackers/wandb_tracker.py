@@ -22,6 +22,7 @@ class WandbTracker:
 
     def __init__(self, spec: WandbSink, context: WorkerContext) -> None:
         self._notice = context.notice
+        # The id of the first attempt, under which resume="allow" continues the same run.
         self.id = context.job.trackers.get("wandb", context.job.run_id)
         self._run: Any = wandb.init(
             project=spec.project,
@@ -69,4 +70,5 @@ class WandbTracker:
                 self._run.log({STEP: event["step"], **values})
 
     def close(self, *, completed: bool) -> None:
+        # W&B shows a run with another code than 0 as failed, also one that continues later.
         self._run.finish(exit_code=0 if completed else 1)

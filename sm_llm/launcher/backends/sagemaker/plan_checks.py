@@ -94,7 +94,7 @@ def decide(plan: Plan) -> Decisions:
     known = limit if isinstance(limit, TimeLimit) else None
     assumed = SageMakerTarget(
         settings=replace(found, role=found.role or _ANY_ROLE, region=found.region or _ANY_REGION),
-        # This text is not checked: the issues state why there is no address.
+        # This text is not checked: the issues state why the address is missing.
         image_uri=address or "image",
         image=image,
         is_stock=options.image == "stock",
