@@ -10,7 +10,10 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.launcher.kubeflow.test_setup import node
+
 if TYPE_CHECKING:
+    from tests.fixtures.kubernetes_double import KubernetesDouble
     from tests.fixtures.preloaded import Preloaded
     from tests.fixtures.slurm import SlurmCluster
 
@@ -19,7 +22,7 @@ NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
 @pytest.mark.integration
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("path", [it for it in NOTEBOOKS if "slurm" not in it.stem], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [it for it in NOTEBOOKS if "hyperpod" not in it.stem], ids=lambda path: path.stem)
 def test_notebook_runs(path: Path, tmp_path: Path, preloaded: Preloaded) -> None:
     outputs_of(path, tmp_path, seconds=280)
 
@@ -32,6 +35,23 @@ def test_notebook_of_slurm_runs_on_a_cluster(slurm: SlurmCluster, tmp_path: Path
     assert text.count("RunState.INTERRUPTED") + text.count("interrupted-resumable") >= 2
     assert "restart 0: node 0 of 2" in text.rpartition("is safe")[2]
     assert re.search(r"MiB were on the nodes' disks, 0\.\d MiB came from storage", text)
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("mounted_claim")
+def test_notebook_of_EKS_runs_on_the_double(
+    ready_kubernetes: KubernetesDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    ready_kubernetes.nodes = [node("n1", labels={"sagemaker.amazonaws.com/node-health-status": "Schedulable"})]
+    text = outputs_of(NOTEBOOKS[0].with_name("06_hyperpod_eks.ipynb"), tmp_path / "claims", seconds=600)
+    assert 'kind: "PyTorchJob"' in text
+    assert 'vpc.amazonaws.com/efa: "4"' in text or "4 vpc.amazonaws.com/efa" in text
+    assert re.search(r"n1 +Ready +8/8 +Schedulable", text)
+    assert "ok       image: pulled; it has python3 and boto3" in text
+    assert text.count("interrupted-resumable") + text.count("RunState.INTERRUPTED") >= 2
+    assert re.search(r"starting at step [1-9]", text)
 
 
 def outputs_of(path: Path, folder: Path, *, seconds: int) -> str:

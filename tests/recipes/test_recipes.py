@@ -45,6 +45,7 @@ def test_the_recipes_of_this_version() -> None:
         "llama-2-70b-smp",
         "llama-2-7b-cpt-trn1",
         "llama-2-7b-fsdp",
+        "llama-2-7b-fsdp-eks",
         "llama-3-1-8b-fsdp",
         "llama-3-70b-cpt-trn1",
         "llama-3-8b-nxd",

@@ -109,6 +109,12 @@ class TolerationSpec(SpecModel):
     """Effect of the taint; null means every one."""
 
 
+class KubeflowAccess(SpecModel):
+    """Which cluster, for whoever only asks about its nodes."""
+
+    context: Annotated[str, AfterValidator(_context)] | None = None
+
+
 class KubeflowOptions(BackendOptions):
     """A Kubernetes cluster with Kubeflow's or HyperPod's training operator."""
 
@@ -170,6 +176,11 @@ class KubeflowOptions(BackendOptions):
     """HyperPod's operator restarts a training without a logged step for this time; null means 30."""
     first_step_minutes: int | None = Field(default=None, ge=1, le=10_080)
     """The same until the first logged step; null means 120."""
+    min_pods: int | None = Field(default=None, ge=1, le=10_000)
+    """Fewest pods with which a training continues while others are missing; null means all. Tokens and their order stay
+    the same."""
+    min_pods_wait_seconds: int | None = Field(default=None, ge=1, le=86_400)
+    """How long the pods that are there wait for the others before they continue without; null means 120."""
     time_limit_minutes: int | None = Field(default=None, ge=5, le=527_040)
     """The operator ends the job after this time; null sets no limit."""
     keep_minutes: int = Field(default=10_080, ge=1, le=527_040)

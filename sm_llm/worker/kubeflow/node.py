@@ -1,7 +1,8 @@
 """The program of a pod: checks it, lays out the worker's folders, meets the other pods, runs the processes of the task.
 
-``node.py torchrun|hyperpodrun PODS PROCESSES ENTRY``. Under Kubeflow's operator, which restarts pods one by one, the
-pods find each other by ``group``; under HyperPod's its agent ``hyperpodrun`` does all that, and runs in their place.
+``node.py torchrun|hyperpodrun PODS PROCESSES ENTRY [SIZES SECONDS]``. Under Kubeflow's operator, which restarts pods
+one by one, the pods find each other by ``group``; under HyperPod's its agent ``hyperpodrun`` does all that, and runs in
+their place. SIZES (``1,2``) are the numbers of pods that may begin after SECONDS without the others.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.parent import end_with_parent
 from sm_llm.worker.kubeflow.group import Group
+from sm_llm.worker.kubeflow.start_steps import STOPPED
 from sm_llm.worker.node_setup.container_folders import STEPPED, make_container_folders
 from sm_llm.worker.node_setup.preflight import Expected, node_issues
 
@@ -54,6 +56,17 @@ class Pod:
     pods: int
     processes: int
     entry: str
+    sizes: tuple[int, ...] = ()
+    wait_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, arguments: Sequence[str], environ: Mapping[str, str]) -> Pod:
+        """From the arguments of ``main``."""
+        runner, pods, processes, entry, *elastic = arguments
+        if not elastic:
+            return cls(environ, runner, int(pods), int(processes), entry)
+        sizes, seconds = elastic
+        return cls(environ, runner, int(pods), int(processes), entry, tuple(map(int, sizes.split(","))), float(seconds))
 
     @property
     def name(self) -> str:
@@ -64,7 +77,8 @@ class Pod:
         """The master is pod 0, the first worker pod 1; pods of other types are numbered as they are named."""
         # From the name, which follows the replica: releases of the operator number RANK differently.
         job, _, number = self.name.rpartition("-")
-        return int(number) + (1 if job.endswith("-worker") else 0)
+        # Where the number of pods may change there is no master, and the first worker is pod 0.
+        return int(number) + (1 if job.endswith("-worker") and not self.sizes else 0)
 
     @cached_property
     def job(self) -> dict[str, Any]:
@@ -90,20 +104,25 @@ class Pod:
     @property
     def address(self) -> tuple[str, int]:
         """Where the first pod is: the operator makes a service for it."""
+        if self.sizes:
+            host, _, port = self.environ["PET_RDZV_ENDPOINT"].rpartition(":")
+            return host, int(port)
         return self.environ["MASTER_ADDR"], int(self.environ["MASTER_PORT"])
 
     def command(self, start: GroupStart | None) -> list[str]:
         """What runs the processes of this pod. Restarts are the operator's business, so torchrun's stay 0."""
         entry = str(Path(__file__).parents[3] / self.entry)
+        pods = self.pods if start is None else len(start.members)
         common = [
-            f"--nnodes={self.pods}", f"--nproc-per-node={self.processes}", "--max-restarts=0",
+            f"--nnodes={pods}", f"--nproc-per-node={self.processes}", "--max-restarts=0",
             f"--log-dir={self.base / 'scratch' / 'torchrun'}",
             *(["--tee=3"] if self.processes > 1 else []),  # one process prints into the pod's log itself
         ]  # fmt: skip
         if start is None:
             return ["hyperpodrun", "--rdzv-backend=hyperpod", *common, entry]
+        rank = start.members.index(self.index)
         return [
-            sys.executable, "-P", "-m", "torch.distributed.run", *common, f"--node-rank={self.index}",
+            sys.executable, "-P", "-m", "torch.distributed.run", *common, f"--node-rank={rank}",
             "--rdzv-backend=static", f"--rdzv-id={start.rendezvous}",
             f"--master-addr={self.address[0]}", f"--master-port={start.port}", entry,
         ]  # fmt: skip
@@ -123,7 +142,18 @@ class Pod:
             **kept,
             "SAGEMAKER_BASE_DIR": str(self.base),
         }
-        return found if start is None else {**found, "SM_LLM_STORE_SECRET": start.secret}
+        if start is None:
+            return found
+        if len(start.members) != self.pods:
+            found["SM_LLM_JOB_FILE"] = str(self._job_of(len(start.members)))
+        return {**found, "SM_LLM_STORE_SECRET": start.secret}
+
+    def _job_of(self, pods: int) -> Path:
+        """A job file for a start with fewer pods. Its global batch is given, so that steps stay the same."""
+        spec = {**self.job["spec"], "compute": {**self.job["spec"]["compute"], "instance_count": pods}}
+        place = self.base / "input" / "job.json"
+        place.write_text(json.dumps({**self.job, "spec": spec}), encoding="utf-8")
+        return place
 
     def expected(self) -> Expected:
         """What this pod must have."""
@@ -150,8 +180,12 @@ class _Ending:
     def __init__(self) -> None:
         self.has_come = False
         self.process: subprocess.Popen[bytes] | None = None
+        self.group: Group | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self.has_come and self.group is not None:
+            # First: the processes of all pods stop together, and the others would take that for the run's end.
+            self.group.announce_end()
         if not self.has_come and self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         self.has_come = True
@@ -159,7 +193,7 @@ class _Ending:
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Run this pod's processes; returns their exit code, or one that states why another start is needed."""
-    pod = Pod(environ, arguments[0], int(arguments[1]), int(arguments[2]), arguments[3])
+    pod = Pod.of(arguments, environ)
     ending = _Ending()
     # At once: the first process of a container gets no signal that it has no handler for.
     signal.signal(signal.SIGTERM, ending)
@@ -170,11 +204,15 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     if pod.runner != "torchrun":
         return _code(pod, _run(pod, None, None, ending), ending)
     job = f"{pod.job['run_id']}/{pod.job['attempt']}"
-    group = Group(job, pod.index, pod.pods, pod.address, _say)
+    group = Group(job, pod.index, pod.pods, pod.address, _say, pod.sizes, pod.wait_seconds)
     start = group.start(lambda: ending.has_come)
     if start is None:
         return ENDED
-    code = _code(pod, _run(pod, start, group, ending), ending)
+    ending.group = group
+    code = _run(pod, start, group, ending)
+    if code != LOST_PEER and _has_stopped(pod) and not ending.has_come and not group.have_stopped(END_SECONDS):
+        code = LOST_PEER
+    code = _code(pod, code, ending)
     if code == 0 and pod.index == 0:
         # The operator takes the success of this pod for that of the job, and may then delete the others.
         group.await_others(END_SECONDS)
@@ -186,7 +224,9 @@ def _code(pod: Pod, code: int, ending: _Ending) -> int:
     if ending.has_come:
         return ENDED
     # torchrun reports an orderly stop as a failure of its processes.
-    if (pod.base / "output" / "stopped").is_file() and code != LOST_PEER:
+    if _has_stopped(pod) and code != LOST_PEER:
+        if (message := pod.environ.get("SM_LLM_POD_MESSAGE")) is not None:
+            Path(message).write_text(f"{STOPPED} in order", encoding="utf-8")
         return 0
     if code not in (0, LOST_PEER):
         failure = pod.base / "output" / "failure"
@@ -196,11 +236,17 @@ def _code(pod: Pod, code: int, ending: _Ending) -> int:
     return code
 
 
+def _has_stopped(pod: Pod) -> bool:
+    """Whether the processes report that they have stopped in order."""
+    return (pod.base / "output" / "stopped").is_file()
+
+
 def _run(pod: Pod, start: GroupStart | None, group: Group | None, ending: _Ending) -> int:
     """Run the processes to their end, or until another pod is lost."""
     moment = time.strftime("%FT%TZ", time.gmtime())
     meeting = "hyperpodrun" if start is None else f"rendezvous {start.rendezvous}"
-    _say(f"--- pod {pod.index} of {pod.pods} is {pod.name}; {meeting}; {moment} ---")
+    count = pod.pods if start is None else len(start.members)
+    _say(f"--- pod {pod.index} of {count} is {pod.name}; {meeting}; {moment} ---")
     process = subprocess.Popen(
         pod.command(start),
         env=pod.variables(start),
@@ -224,6 +270,9 @@ def _run(pod: Pod, start: GroupStart | None, group: Group | None, ending: _Endin
             if given_up is None:
                 _say(f"sm_llm: {why}; this pod ends, too, so that all of them start again together")
                 given_up = time.monotonic() + GRACE_SECONDS
+                if group.is_orderly:
+                    process.send_signal(signal.SIGTERM)
+                    given_up += float(pod.job["spec"]["backend"]["stop_seconds"])
             elif time.monotonic() > given_up:
                 os.killpg(process.pid, signal.SIGKILL)
 

@@ -48,9 +48,9 @@ def job_of(submission: Submission) -> dict[str, Any]:
     return found
 
 
-def pod_of(submission: Submission) -> dict[str, Any]:
+def pod_of(submission: Submission, kind: str = "Master") -> dict[str, Any]:
     """The specification of the first pod."""
     spec = job_of(submission)["spec"]
-    replicas = spec["pytorchReplicaSpecs"]["Master"] if "pytorchReplicaSpecs" in spec else spec["replicaSpecs"][0]
+    replicas = spec["pytorchReplicaSpecs"][kind] if "pytorchReplicaSpecs" in spec else spec["replicaSpecs"][0]
     found: dict[str, Any] = replicas["template"]["spec"]
     return found

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,11 +12,13 @@ from sm_llm.errors import SubmitError
 from sm_llm.launcher.backends.kubeflow import cluster as adapter
 from sm_llm.launcher.backends.kubeflow.cluster import KubernetesCluster, cluster, dropped_fields
 from sm_llm.launcher.backends.kubeflow.names import object_name
+from sm_llm.launcher.tools.shell import shell_command
 from sm_llm.runs.run_states import RunState
 from tests.fixtures.kubernetes_double import PULL_ERROR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
     from tests.fixtures.kubernetes_double import KubernetesDouble
 
@@ -43,24 +42,6 @@ def spec(folder: Path, program: str = "print('done')", **fields: Any) -> dict[st
         "storage": str(claim / "runs"),
         **fields,
     }
-
-
-@pytest.fixture
-def ready(kubernetes: KubernetesDouble) -> KubernetesDouble:
-    """The cluster with the claim, and this environment's Python in its images."""
-    kubernetes.objects["persistentvolumeclaims", "team", "fsx"] = {"metadata": {"name": "fsx"}}
-    kubernetes.environ["PATH"] = f"{Path(sys.executable).parent}:{kubernetes.environ['PATH']}"
-    return kubernetes
-
-
-@pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[None]:
-    """The claim lies on a file system of its own, as in a pod, which refuses to start otherwise."""
-    claims = tmp_path / "claims"
-    claims.mkdir()
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        (claims / "fsx").symlink_to(folder)
-        yield
 
 
 def await_(is_reached: Callable[[], bool], seconds: float = SECONDS) -> None:
@@ -90,55 +71,59 @@ def test_what_the_cluster_lacks_is_named_before_anything_is_created(
     assert not [key for key in kubernetes.objects if key[0] in ("pytorchjobs", "configmaps")]
 
 
-def test_an_image_that_cannot_be_pulled_is_shown_as_that(ready: KubernetesDouble, tmp_path: Path) -> None:
+def test_SL02_an_image_that_cannot_be_pulled_is_shown_as_that(
+    ready_kubernetes: KubernetesDouble, tmp_path: Path
+) -> None:
     """meta-pytorch/torchx#207: the job stayed pending without a word."""
-    ready.bad_images = {"image:1"}
+    ready_kubernetes.bad_images = {"image:1"}
     run = sm_llm.launch(spec(tmp_path))
     await_(lambda: "its image cannot be pulled" in detail(run), 30)
     assert run.state is RunState.PENDING
     assert PULL_ERROR in detail(run)
     assert "Check backend.image" in detail(run)
     assert run.stop(wait=True) is RunState.STOPPED
-    assert not [key for key in ready.objects if key[0] == "pytorchjobs"], "a job that waits is deleted"
+    assert not [key for key in ready_kubernetes.objects if key[0] == "pytorchjobs"], "a job that waits is deleted"
 
 
-def test_quota_and_nodes_that_a_job_waits_for(ready: KubernetesDouble, tmp_path: Path) -> None:
-    ready.suspends, ready.capacity = True, 0
+def test_quota_and_nodes_that_a_job_waits_for(ready_kubernetes: KubernetesDouble, tmp_path: Path) -> None:
+    ready_kubernetes.suspends, ready_kubernetes.capacity = True, 0
     run = sm_llm.launch(spec(tmp_path))
     await_(lambda: "waiting for quota" in detail(run))
-    ready.admit(object_name(run.id))
+    ready_kubernetes.admit(object_name(run.id))
     await_(lambda: "waiting for nodes" in detail(run))
     assert "Insufficient nvidia.com/gpu" in detail(run)
     assert run.state is RunState.PENDING
     run.stop()
 
 
-def test_a_cluster_that_does_not_answer_is_not_a_failure_of_the_run(ready: KubernetesDouble, tmp_path: Path) -> None:
+def test_SL10_a_cluster_that_does_not_answer_is_not_a_failure_of_the_run(
+    ready_kubernetes: KubernetesDouble, tmp_path: Path
+) -> None:
     """NVIDIA-NeMo/Run #460: one failed call ended a healthy run's watch."""
-    ready.bad_images = {"image:1"}
+    ready_kubernetes.bad_images = {"image:1"}
     run = sm_llm.launch(spec(tmp_path))
     await_(lambda: "cannot be pulled" in detail(run))
-    ready.failing = [503, 500]
+    ready_kubernetes.failing = [503, 500]
     assert run.state is RunState.PENDING, "asked again"
-    ready.failing = [503] * 8
+    ready_kubernetes.failing = [503] * 8
     with pytest.raises(SubmitError, match="does not answer: the server is currently unable"):
         run.describe()
-    ready.failing = []
+    ready_kubernetes.failing = []
     assert run.state is RunState.PENDING
     assert run.attempts[0].state is None
     run.stop()
 
 
-def test_a_name_that_is_somebody_elses_is_refused(ready: KubernetesDouble, tmp_path: Path) -> None:
+def test_a_name_that_is_somebody_elses_is_refused(ready_kubernetes: KubernetesDouble, tmp_path: Path) -> None:
     other = KubernetesCluster("double", cluster(None).connect)
     body = {
         "apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "tiny", "namespace": "team"},
         "spec": {"runPolicy": {"suspend": True}},
     }  # fmt: skip
-    ready.suspends = True
-    other.create_job(body)
+    ready_kubernetes.suspends = True
+    other.create(body)
     with pytest.raises(SubmitError, match="already exists"):
-        other.create_job(body)
+        other.create(body)
     assert other.job("PyTorchJob", "team", "none") is None
     other.delete_job("PyTorchJob", "team", "tiny")
     other.await_deleted("PyTorchJob", "team", "tiny", 30)
@@ -167,8 +152,10 @@ def test_fields_that_the_cluster_dropped() -> None:
 
 @pytest.mark.integration
 @pytest.mark.timeout(600)
-@pytest.mark.usefixtures("mounted")
-def test_a_program_in_one_pod_from_launch_to_its_logs(ready: KubernetesDouble, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("mounted_claim")
+def test_SL06_SL08_a_program_in_one_pod_from_launch_to_its_logs(
+    ready_kubernetes: KubernetesDouble, tmp_path: Path
+) -> None:
     program = "import os; print('in', os.environ['NOTE'], os.environ['WORLD_SIZE'])\n"
     run = sm_llm.launch(spec(tmp_path, program, environment={"NOTE": "$(PATH) $$ 'x'"}))
     assert run.wait() is not RunState.FAILED
@@ -182,8 +169,8 @@ TRAINING = {
     "kind": "train",
     "model": {"preset": "tiny", "config": {"vocab_size": 300, "num_hidden_layers": 2}},
     "data": {"format": "synthetic", "seq_length": 64, "rows": 2_000},
-    "max_steps": 400,
-    "checkpoint": {"every_steps": 20},
+    "max_steps": 200,
+    "checkpoint": {"every_steps": 5},
     "logging": {"every_steps": 1},
 }
 
@@ -194,48 +181,56 @@ def jobs(cluster: KubernetesDouble) -> list[dict[str, Any]]:
 
 @pytest.mark.integration
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("mounted")
-def test_pods_stop_and_the_same_command_continues_under_the_same_name(ready: KubernetesDouble, tmp_path: Path) -> None:
-    job = spec(tmp_path, task=TRAINING, environment={"OMP_NUM_THREADS": "1"})
+@pytest.mark.usefixtures("mounted_claim")
+def test_pods_stop_and_the_same_command_continues_under_the_same_name(
+    ready_kubernetes: KubernetesDouble, tmp_path: Path
+) -> None:
+    compute = {"instance_count": 2, "processes_per_instance": 1}
+    job = spec(tmp_path, task=TRAINING, compute=compute, environment={"OMP_NUM_THREADS": "1"})
     run = sm_llm.launch(job)
     await_(lambda: any(it.valid for it in run.checkpoints()))
     with pytest.raises(SubmitError, match="is running already"):
         sm_llm.launch(job)
     assert run.stop(wait=True) is RunState.INTERRUPTED
-    [first] = jobs(ready)
+    [first] = jobs(ready_kubernetes)
     stopped_at = max(it["step"] for it in run.metrics())
-    assert stopped_at < 400
+    assert stopped_at < 200
 
     again = sm_llm.launch(job)
     assert (again.id, again.continued_attempt) == (run.id, 2)
-    deletion = ready.requests.index(
-        next(it for it in ready.requests if it.startswith("DELETE") and "pytorchjobs" in it)
+    deletion = ready_kubernetes.requests.index(
+        next(it for it in ready_kubernetes.requests if it.startswith("DELETE") and "pytorchjobs" in it)
     )
-    after = [it for it in ready.requests[deletion:] if object_name(run.id) in it or it.startswith("POST")]
+    after = [it for it in ready_kubernetes.requests[deletion:] if object_name(run.id) in it or it.startswith("POST")]
     assert any(it.startswith("GET") for it in after[: after.index(next(x for x in after if x.startswith("POST")))])
-    [second] = jobs(ready)
+    [second] = jobs(ready_kubernetes)
     assert second["metadata"]["name"] == first["metadata"]["name"]
     assert second["metadata"]["uid"] != first["metadata"]["uid"]
     assert second["metadata"]["annotations"]["sm-llm/attempt"] == "2"
-    [map_] = [it for key, it in ready.objects.items() if key[0] == "configmaps"]
+    [map_] = [it for key, it in ready_kubernetes.objects.items() if key[0] == "configmaps"]
     assert '"attempt": 2' in map_["data"]["job.json"]
     assert again.wait() is RunState.COMPLETED
     assert [it.state for it in again.attempts] == [RunState.INTERRUPTED, RunState.COMPLETED]
-    assert [it["step"] for it in again.metrics()] == list(range(1, 401))
-    assert any("pod 0 of 1" in line for line in again.logs(attempt=1)), "copied before its pods were deleted"
+    assert [it["step"] for it in again.metrics()] == list(range(1, 201))
+    assert any("pod 0 of 2" in line for line in again.logs(attempt=1)), "copied before its pods were deleted"
     assert (again.root / "result" / "config.json").is_file()
 
 
 @pytest.mark.integration
 @pytest.mark.timeout(600)
-@pytest.mark.usefixtures("mounted")
-def test_stop_now_ends_pods_that_would_not_end(ready: KubernetesDouble, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("mounted_claim")
+def test_stop_now_ends_pods_that_would_not_end(ready_kubernetes: KubernetesDouble, tmp_path: Path) -> None:
     program = (
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)\n"
     )
     run = sm_llm.launch(spec(tmp_path, program))
     await_(lambda: any("up" in line for line in run.logs()))
+    context = ["kubectl", "--context", "double", "--namespace", "team", "exec", "-it"]
+    pod = f"{object_name(run.id)}-master-0"
+    assert shell_command(run) == [*context, pod, "--container", "pytorch", "--", "bash"]
+    with pytest.raises(SubmitError, match=r"has no pod for node 1. Pods: 0"):
+        shell_command(run, 1)
     assert run.stop(now=True, wait=True) is RunState.STOPPED
-    assert not jobs(ready)
-    assert not ready.pods
+    assert not jobs(ready_kubernetes)
+    assert not ready_kubernetes.pods
     assert "up" in list(run.logs()), "copied before its pods were deleted"

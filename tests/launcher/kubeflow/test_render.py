@@ -272,7 +272,7 @@ ROWS = {"format": "rows", "seq_length": 64}
     ],
     ids=["storage", "relative", "beside", "read-only", "scratch", "data", "local-data", "env", "file"],
 )  # fmt: skip
-def test_places_that_the_pods_do_not_see_are_refused(fields: dict[str, Any], issue: str) -> None:
+def test_SL24_places_that_the_pods_do_not_see_are_refused(fields: dict[str, Any], issue: str) -> None:
     assert re.search(issue, refusal({**TINY, **fields}))
 
 
@@ -316,7 +316,7 @@ def test_DL23_shared_memory_is_always_a_volume_in_memory() -> None:
     assert "8Gi" in str(pod_of(render(tiny(shared_memory_gib=8)))["volumes"])
 
 
-def test_DL25_a_number_of_nodes_beside_accelerators() -> None:
+def test_DL25_SL29_a_number_of_nodes_beside_accelerators() -> None:
     """aws/sagemaker-hyperpod-cli#315, #383: both are accepted; each of the pods gets so many accelerators."""
     submission = render({**tiny(accelerators_per_pod=4), "compute": compute("ml.g5.12xlarge")})
     assert limits(submission) == {"nvidia.com/gpu": "4", "vpc.amazonaws.com/efa": "1"}
@@ -340,17 +340,18 @@ def test_DL27_instance_types_that_no_table_knows_pass_with_the_facts_that_the_us
     assert any("the pods ask for no accelerators" in str(it) for it in plan.issues)
 
 
-def test_a_pod_without_an_EFA_interface_is_not_set_to_use_one() -> None:
+def test_SL30_a_pod_without_an_EFA_interface_is_not_set_to_use_one() -> None:
     job = {**tiny(efa_per_pod=0), "compute": compute("ml.p5.48xlarge")}
     assert not [name for name in variables(render(job)) if name.startswith("FI_")]
     assert variables(render({**tiny(), "compute": compute("ml.p5.48xlarge")}))["FI_PROVIDER"] == "efa"
     assert "FI_PROVIDER" not in variables(render({**tiny(), "compute": compute("ml.p5.48xlarge", count=1)}))
 
 
-def test_retries_are_of_one_layer() -> None:
+def test_SL31_SL32_retries_are_bounded_and_of_one_layer() -> None:
     """snakemake-executor-plugin-slurm#284: retries inside times retries outside."""
     spec = job_of(render(tiny()))["spec"]
-    assert spec["runPolicy"]["backoffLimit"] == 20 * 2, "the operator counts the restarts of both pods together"
+    # The operator counts the restarts of both pods together, and ends the job once it has counted so many.
+    assert spec["runPolicy"]["backoffLimit"] == 20 * 2 + 1
     assert {it["restartPolicy"] for it in spec["pytorchReplicaSpecs"].values()} == {"OnFailure"}
     spec = job_of(render(tiny(retry="none")))["spec"]
     assert "backoffLimit" not in spec["runPolicy"]
@@ -365,3 +366,11 @@ def test_every_option_is_read() -> None:
     text = "".join(path.read_text() for path in folder.glob("*.py"))
     unread = {it for it in KubeflowOptions.model_fields if not re.search(rf"\boptions\.{it}\b", text)}
     assert unread == {"name"}
+
+
+def test_SL03_no_scheduler_is_imposed() -> None:
+    """meta-pytorch/torchx#660: Volcano kept a cluster from growing."""
+    for source, fields in NAMES.values():
+        submission = render(source, **fields)
+        assert "schedulerName" not in pod_of(submission)
+        assert "schedulingPolicy" not in job_of(submission)["spec"]["runPolicy"]

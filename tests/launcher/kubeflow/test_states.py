@@ -70,7 +70,7 @@ def test_a_state_and_why(found: dict[str, Any], pods: list[dict[str, Any]], stat
     assert words in native.detail
 
 
-def test_the_first_pod_that_ended_is_the_cause_and_what_still_runs_is_named() -> None:
+def test_SL21_the_first_pod_that_ended_is_the_cause_and_what_still_runs_is_named() -> None:
     """kubeflow/trainer#1579: the job had failed, and a pod was still running."""
     later = {"exitCode": 75, "message": "pod 1 is lost", "finishedAt": "3"}
     pods = [
@@ -93,3 +93,17 @@ def test_the_condition_that_holds_is_the_last_one_with_status_true() -> None:
 def test_pods_are_numbered_as_ranks_are() -> None:
     numbers = {"a-b-master-0": 0, "a-worker-0": 1, "a-worker-11": 12, "a-pods-3": 3, "other": None}
     assert {name: node_of(pod(name)) for name in numbers} == numbers
+
+
+def test_SL17_a_condition_that_is_not_known_is_shown_raw() -> None:
+    native = native_state(job("Created", "Rescheduling", message="moved"), [pod()], list)
+    assert (native.state, native.detail) == (RunState.UNKNOWN, "Rescheduling: moved")
+
+
+def test_SL22_SL25_the_job_decides_whether_it_is_done_not_its_pods_or_their_logs() -> None:
+    """kubeflow/trainer#1504: a pod ran on; awsome-distributed-ai#1033: the agent printed an error at a clean end."""
+    printed = {"exitCode": 1, "message": "CancelledError\n", "finishedAt": "1"}
+    pods = [pod(), pod("x-worker-0", "Failed", containerStatuses=container({"terminated": printed}))]
+    assert native_state(job("Running", "Succeeded"), pods, list).state is RunState.COMPLETED
+    done = [pod(phase="Succeeded"), pod("x-worker-0", "Succeeded")]
+    assert native_state(job("Created", "Running"), done, list).state is RunState.RUNNING

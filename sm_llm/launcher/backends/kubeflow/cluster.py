@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import QueryError, SubmitError
-from sm_llm.launcher.backends.kubeflow.manifest import KINDS
+from sm_llm.launcher.backends.kubeflow.manifest import KINDS, Kind
 from sm_llm.launcher.backends.kubeflow.names import IN_CLUSTER, JOB_LABEL
 from sm_llm.optional import command, missing
 
@@ -31,6 +31,14 @@ DELETE_SECONDS = 300.0
 _POLL_SECONDS = 0.5
 # Too many requests, and faults of the API server or a proxy before it: nothing is known of the request.
 _TRANSIENT = (429, 500, 502, 503, 504)
+_PLACES = {
+    **KINDS,
+    "Job": Kind("batch", "v1", "jobs"),
+    "Pod": Kind("", "v1", "pods"),
+    "Role": Kind("rbac.authorization.k8s.io", "v1", "roles"),
+    "RoleBinding": Kind("rbac.authorization.k8s.io", "v1", "rolebindings"),
+    "ServiceAccount": Kind("", "v1", "serviceaccounts"),
+}
 INSTALL = {
     "PyTorchJob": "kubectl apply --server-side -k "
     "'github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.8.1'",
@@ -60,8 +68,8 @@ class KubernetesCluster:
     _client: Any = field(default=None, repr=False)
 
     def job(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
-        """A custom resource; None where there is none. Raises ``QueryError`` without an answer."""
-        return self._get(self._jobs(kind, namespace, name))
+        """A job, of whatever kind; None where there is none. Raises ``QueryError`` without an answer."""
+        return self._get(self._objects(kind, namespace, name))
 
     def pods(self, namespace: str, job: str) -> list[dict[str, Any]]:
         """The pods of a job, those of an earlier attempt that are still ending included."""
@@ -75,16 +83,16 @@ class KubernetesCluster:
         found = self._call("GET", f"/api/v1/namespaces/{namespace}/events", fields)
         return sorted(found.get("items") or (), key=lambda it: str(it.get("lastTimestamp") or ""))
 
-    def create_job(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
-        """Create a custom resource; returns it as the cluster holds it. Raises ``Refused``."""
-        place = self._jobs(str(manifest["kind"]), str(manifest["metadata"]["namespace"]))
+    def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+        """Create an object; returns it as the cluster holds it. Raises ``Refused``."""
+        place = self._objects(str(manifest["kind"]), str(manifest["metadata"]["namespace"]))
         found: dict[str, Any] = self._call("POST", place, {"dryRun": "All"} if dry_run else {}, manifest)
         return found
 
     def delete_job(self, kind: str, namespace: str, name: str) -> None:
         """Delete a job with its pods; returns at once. One that is gone is left alone."""
         # The job is kept until what it owns is gone, so that its end is the end of its pods.
-        self._delete(self._jobs(kind, namespace, name), {"propagationPolicy": "Foreground"})
+        self._delete(self._objects(kind, namespace, name), {"propagationPolicy": "Foreground"})
 
     def await_deleted(self, kind: str, namespace: str, name: str, seconds: float = DELETE_SECONDS) -> None:
         """Wait until a job that was deleted is gone. Raises ``SubmitError`` when it takes too long."""
@@ -140,6 +148,36 @@ class KubernetesCluster:
         found: bytes = self._call("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log", query, raw=True)
         return found
 
+    def read(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any] | None:
+        """An object, or a list of them, by its path in the API; None where there is none."""
+        return self._get(path, query)
+
+    def nodes_and_pods(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+        """All nodes, and the pods of all namespaces; None in place of those where this user may not see them."""
+        nodes = self._call("GET", "/api/v1/nodes")
+        try:
+            pods = self._call("GET", "/api/v1/pods")
+        except Refused as error:
+            if error.status != 403:
+                raise
+            return list(nodes.get("items") or ()), None
+        return list(nodes.get("items") or ()), list(pods.get("items") or ())
+
+    def may(self, namespace: str, verb: str, group: str, resource: str) -> bool:
+        """Whether this user may do something in a namespace, as the API server itself answers."""
+        name, _, part = resource.partition("/")
+        asked = {"namespace": namespace, "verb": verb, "group": group, "resource": name, "subresource": part}
+        body = {
+            "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": asked},
+        }  # fmt: skip
+        found = self._call("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", {}, body)
+        return bool((found.get("status") or {}).get("allowed"))
+
+    def resource(self, kind: str) -> tuple[str, str]:
+        """Group and plural of a kind."""
+        return _PLACES[kind].group, _PLACES[kind].plural
+
     def exists(self, path: str) -> bool | None:
         """Whether an object is there, by its path in the API; None where this user may not see it."""
         try:
@@ -154,20 +192,21 @@ class KubernetesCluster:
         """Whether the cluster knows a custom resource."""
         try:
             # The path of a kind exists only where its CRD is installed.
-            self._call("GET", self._jobs(kind, namespace), {"limit": 1})
+            self._call("GET", self._objects(kind, namespace), {"limit": 1})
         except Refused as error:
             if error.status == 404:
                 return False
             raise
         return True
 
-    def _jobs(self, kind: str, namespace: str, name: str = "") -> str:
-        row = KINDS[kind]
-        return f"/apis/{row.group}/{row.version}/namespaces/{namespace}/{row.plural}{f'/{name}' if name else ''}"
+    def _objects(self, kind: str, namespace: str, name: str = "") -> str:
+        row = _PLACES[kind]
+        group = f"apis/{row.group}" if row.group else "api"
+        return f"/{group}/{row.version}/namespaces/{namespace}/{row.plural}{f'/{name}' if name else ''}"
 
-    def _get(self, path: str) -> dict[str, Any] | None:
+    def _get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any] | None:
         try:
-            found: dict[str, Any] = self._call("GET", path)
+            found: dict[str, Any] = self._call("GET", path, query)
         except Refused as error:
             if error.status == 404:
                 return None

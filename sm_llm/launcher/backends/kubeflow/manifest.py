@@ -23,6 +23,8 @@ DEVICES_ENVIRONMENT = "SM_LLM_POD_DEVICES"
 SCRATCH_ENVIRONMENT = "SM_LLM_POD_SCRATCH"
 """Folder for large files of a pod, on a mount."""
 POD_ENVIRONMENT = "SM_LLM_POD_NAME"
+MESSAGE_ENVIRONMENT = "SM_LLM_POD_MESSAGE"
+"""File in which a workflow's step states that it has stopped: its operator takes that for success."""
 NODE_PROGRAM = "sm_llm/worker/kubeflow/node.py"
 FETCH_SCRIPT = "fetch_code.py"
 # The training line of ``worker.training.step_metrics``.
@@ -31,7 +33,7 @@ _LOSS_LINE = r".*\bLoss: (\S+).*"
 
 @dataclass(frozen=True)
 class Kind:
-    """Where a custom resource is found."""
+    """Where objects of a kind are found."""
 
     group: str
     version: str
@@ -46,6 +48,7 @@ KINDS = {
     "PyTorchJob": Kind("kubeflow.org", "v1", "pytorchjobs"),
     "HyperPodPyTorchJob": Kind("sagemaker.amazonaws.com", "v1", "hyperpodpytorchjobs"),
 }
+"""The custom resources that jobs of ours are."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +64,18 @@ def config_map(job: JobFile, name: str, options: KubeflowOptions) -> dict[str, A
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": name, "namespace": options.namespace, **_identity(job, name)},
+        "metadata": {"name": name, "namespace": options.namespace, **identity(job.run_uri, job.attempt, name)},
         "data": {JOB_FILE: job.model_dump_json(indent=2) + "\n", FETCH_SCRIPT: fetch_script()},
     }
 
 
-def custom_resource(job: JobFile, name: str, target: KubeflowTarget, code: Code) -> dict[str, Any]:
-    """The job itself."""
+def custom_resource(
+    job: JobFile, name: str, target: KubeflowTarget, code: Code, *, is_step: bool = False
+) -> dict[str, Any]:
+    """The job itself; ``is_step`` of a workflow."""
     options = KubeflowOptions.of(job.spec)
     kind = KINDS[options.resource]
-    metadata = _identity(job, name)
+    metadata = identity(job.run_uri, job.attempt, name)
     metadata["labels"] |= _queue_labels(options)
     metadata["annotations"][names.BUNDLE_ANNOTATION] = code.address
     if options.retry == "auto-resume":
@@ -79,6 +84,9 @@ def custom_resource(job: JobFile, name: str, target: KubeflowTarget, code: Code)
             names.RETRIES_ANNOTATION: str(target.max_restarts),
         }
     template = _template(job, name, options, target, code)
+    if is_step:
+        [main] = template["spec"]["containers"]
+        main["env"].append({"name": MESSAGE_ENVIRONMENT, "value": names.MESSAGE})
     spec = (_kubeflow_spec if options.resource == "PyTorchJob" else _hyperpod_spec)(options, target, template)
     return {
         "apiVersion": kind.api_version,
@@ -88,10 +96,11 @@ def custom_resource(job: JobFile, name: str, target: KubeflowTarget, code: Code)
     }
 
 
-def _identity(job: JobFile, name: str) -> dict[str, dict[str, str]]:
+def identity(run_uri: str, attempt: int, name: str) -> dict[str, dict[str, str]]:
+    """The metadata by which objects of an attempt are found."""
     return {
         "labels": {names.MANAGER_LABEL: names.MANAGER, names.JOB_LABEL: name},
-        "annotations": {names.RUN_ANNOTATION: job.run_uri, names.ATTEMPT_ANNOTATION: str(job.attempt)},
+        "annotations": {names.RUN_ANNOTATION: run_uri, names.ATTEMPT_ANNOTATION: str(attempt)},
     }
 
 
@@ -113,14 +122,20 @@ def _run_policy(options: KubeflowOptions) -> dict[str, Any]:
 def _kubeflow_spec(options: KubeflowOptions, target: KubeflowTarget, template: dict[str, Any]) -> dict[str, Any]:
     policy = _run_policy(options)
     if target.max_restarts is not None:
-        # The operator counts the restarts of all pods together, and with one pod all start again.
-        policy["backoffLimit"] = target.max_restarts * target.pods
+        # The operator counts the restarts of all pods together, and with one pod all start again. It gives up when the
+        # limit is reached, not when it is exceeded.
+        policy["backoffLimit"] = target.max_restarts * target.pods + 1
     # OnFailure restarts the container in its pod, so what its node has staged and kept is there for the next start.
     restart = "Never" if target.max_restarts is None else "OnFailure"
 
     def replicas(count: int) -> dict[str, Any]:
         return {"replicas": count, "restartPolicy": restart, "template": template}
 
+    if target.sizes:
+        # Only workers can be added and removed. Their rendezvous is the first pod's, which needs no etcd.
+        elastic = {"rdzvBackend": "c10d", "minReplicas": target.sizes[0], "maxReplicas": target.pods}
+        workers = {"Worker": replicas(target.pods)}
+        return {"runPolicy": policy, "elasticPolicy": elastic, "pytorchReplicaSpecs": workers}
     # With a master, rank 0 is always in the same pod; without one a rendezvous would elect it.
     replica_specs = {"Master": replicas(1)}
     if target.pods > 1:
@@ -149,9 +164,11 @@ def _hyperpod_spec(options: KubeflowOptions, target: KubeflowTarget, template: d
 
 
 def _template(job: JobFile, name: str, options: KubeflowOptions, target: KubeflowTarget, code: Code) -> dict[str, Any]:
-    metadata = _identity(job, name)
+    metadata = identity(job.run_uri, job.attempt, name)
     # HyperPod's task governance reads the labels of pods, too.
     metadata["labels"] |= _queue_labels(options)
+    if target.sizes:
+        metadata["labels"][names.ELASTIC_LABEL] = "true"
     if options.topology is not None:
         metadata["annotations"][f"kueue.x-k8s.io/podset-{options.topology_mode}-topology"] = options.topology
     return {"metadata": metadata, "spec": _pod(job, name, options, target, code)}
@@ -170,7 +187,7 @@ def _pod(job: JobFile, name: str, options: KubeflowOptions, target: KubeflowTarg
         "args": [literal(code.address), code.digest, names.CODE, f"{names.JOB}/{JOB_FILE}"],
         "volumeMounts": mounts,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        **({"resources": _equal(own)} if own else {}),
+        **({"resources": equal(own)} if own else {}),
     }
     # hyperpodrun reports to HyperPod's operator, and takes torchrun's arguments.
     runner = "torchrun" if options.resource == "PyTorchJob" else "hyperpodrun"
@@ -178,11 +195,11 @@ def _pod(job: JobFile, name: str, options: KubeflowOptions, target: KubeflowTarg
         "name": names.CONTAINER,
         "image": image,
         "command": ["python3", "-P", f"{names.CODE}/{NODE_PROGRAM}"],
-        "args": [runner, str(target.pods), str(target.processes), target.entry],
+        "args": [runner, str(target.pods), str(target.processes), target.entry, *_elastic_arguments(target)],
         "env": _environment(job, options, target),
         "volumeMounts": mounts,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        **({"resources": _equal(resources)} if resources else {}),
+        **({"resources": equal(resources)} if resources else {}),
     }
     return {
         **({"serviceAccountName": options.service_account} if options.service_account else {}),
@@ -198,7 +215,11 @@ def _pod(job: JobFile, name: str, options: KubeflowOptions, target: KubeflowTarg
     }  # fmt: skip
 
 
-def _equal(resources: Mapping[str, str]) -> dict[str, dict[str, str]]:
+def _elastic_arguments(target: KubeflowTarget) -> list[str]:
+    return [",".join(map(str, target.sizes)), str(target.wait_seconds)] if target.sizes else []
+
+
+def equal(resources: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Devices cannot be overcommitted, and equal values of the rest make a pod the last to be evicted."""
     return {"requests": dict(resources), "limits": dict(resources)}
 
@@ -260,7 +281,12 @@ def secret_names(references: Sequence[str] | Any) -> list[str]:
     return list(dict.fromkeys(named))
 
 
-@cache
 def fetch_script() -> str:
     """The text of the script by which pods fetch the code."""
-    return (files("sm_llm") / "worker" / "kubeflow" / FETCH_SCRIPT).read_text(encoding="utf-8")
+    return pod_script(FETCH_SCRIPT)
+
+
+@cache
+def pod_script(name: str) -> str:
+    """The text of a script that pods run before they have any code of ours."""
+    return (files("sm_llm") / "worker" / "kubeflow" / name).read_text(encoding="utf-8")

@@ -13,10 +13,14 @@ from pydantic import BaseModel, ValidationError
 from sm_llm.errors import Issue
 from sm_llm.launcher.backends.kubeflow.names import CONTAINER
 from sm_llm.launcher.backends.kubeflow.schema import (
+    BatchJob,
     ConfigMap,
     HyperPodPyTorchJob,
     PodSpec,
     PyTorchJob,
+    Role,
+    RoleBinding,
+    ServiceAccount,
 )
 
 if TYPE_CHECKING:
@@ -26,6 +30,10 @@ _MODELS: dict[str, type[BaseModel]] = {
     "PyTorchJob": PyTorchJob,
     "HyperPodPyTorchJob": HyperPodPyTorchJob,
     "ConfigMap": ConfigMap,
+    "Job": BatchJob,
+    "ServiceAccount": ServiceAccount,
+    "Role": Role,
+    "RoleBinding": RoleBinding,
 }
 # Of a ConfigMap's data.
 _MOST_BYTES = 1 << 20
@@ -34,7 +42,7 @@ _EXTENDED = "/"
 
 
 def manifest_issues(manifest: Mapping[str, Any]) -> list[Issue]:
-    """Everything that is wrong with a ConfigMap, a PyTorchJob or a HyperPodPyTorchJob, each with its dotted path."""
+    """Everything that is wrong with a manifest of a kind that we send, each with its dotted path."""
     kind = manifest.get("kind")
     model = _MODELS.get(kind) if isinstance(kind, str) else None
     if model is None:
@@ -48,8 +56,9 @@ def manifest_issues(manifest: Mapping[str, Any]) -> list[Issue]:
         return list(_job_issues(found))
     if isinstance(found, HyperPodPyTorchJob):
         return list(_hyperpod_issues(found))
-    assert isinstance(found, ConfigMap)
-    return list(_map_issues(found))
+    if isinstance(found, BatchJob):
+        return list(_batch_issues(found))
+    return list(_map_issues(found)) if isinstance(found, ConfigMap) else []
 
 
 def _issue(model: type[BaseModel], error: Any) -> Issue:
@@ -127,12 +136,24 @@ def _hyperpod_issues(job: HyperPodPyTorchJob) -> Iterator[Issue]:
         yield from _pod_issues(it.template.spec, f"{place}.template.spec")
 
 
+def _batch_issues(job: BatchJob) -> Iterator[Issue]:
+    place, pod = "spec.template.spec", job.spec.template.spec
+    if pod.restartPolicy not in ("OnFailure", "Never"):
+        path, remedy = f"{place}.restartPolicy", "Name one"
+        yield Issue("manifest-restart-policy", path, "must be OnFailure or Never", pod.restartPolicy, remedy)
+    yield from _container_issues(pod, place)
+
+
 def _pod_issues(pod: PodSpec, place: str) -> Iterator[Issue]:
-    """What the webhook and the API server demand of pods, and devices that would be refused later."""
+    """What the operator's webhook demands of pods, and what the API server does."""
     if not any(it.name == CONTAINER for it in pod.containers):
         listed = ", ".join(it.name for it in pod.containers)
         remedy = f"Name one of them {CONTAINER}"
         yield Issue("manifest-container-name", f"{place}.containers", f"has no container {CONTAINER}", listed, remedy)
+    yield from _container_issues(pod, place)
+
+
+def _container_issues(pod: PodSpec, place: str) -> Iterator[Issue]:
     # The API server checks this in pods, and not in a custom resource: the operator would fail to create them.
     volumes = {it.name for it in pod.volumes}
     for group, containers in (("containers", pod.containers), ("initContainers", pod.initContainers)):

@@ -28,13 +28,14 @@ def render(plan: Plan, job: JobFile) -> Submission:
     assert isinstance(target, KubeflowTarget)
     options = KubeflowOptions.of(job.spec)
     bundle = make_bundle(target.program, lock_text(line_of(job.spec)))
-    # Beside the runs, because runs of one version of the code share it.
-    address = join(job.run_uri.rpartition("/")[0], "bundles", bundle.key)
-    inside = _seen_by_pods(job, has_program=target.program is not None)
+    # Beside the runs, because runs of one version of the code share it; a step's own lies at RUN/steps/STEP.
+    root = job.run_uri.rsplit("/", 1 if plan.step is None else 3)[0]
+    address = join(root, "bundles", bundle.key)
+    inside = _seen_by_pods(job, target)
     name = names.object_name(job.run_id)
     manifests = [
         config_map(inside, name, options),
-        custom_resource(inside, name, target, Code(address, bundle.digest)),
+        custom_resource(inside, name, target, Code(address, bundle.digest), is_step=plan.step is not None),
     ]
     request = {"context": options.context, "namespace": options.namespace, "manifests": manifests}
     return Submission("kubeflow", inside, request, {address: bundle.archive}, document(manifests))
@@ -69,10 +70,16 @@ _Dumper.add_representer(str, _text)
 _Dumper.add_representer(dict, _mapping)
 
 
-def _seen_by_pods(job: JobFile, *, has_program: bool) -> JobFile:
-    """The job as the workers read it: the user's program is in the bundle."""
-    if not has_program:
-        return job
-    task = {**job.spec.task.model_dump(), "source": f"{names.CODE}/{SOURCE_FOLDER}"}
-    spec = job.spec.model_copy(update={"task": type(job.spec.task).model_validate(task)})
-    return job.model_copy(update={"spec": spec})
+def _seen_by_pods(job: JobFile, target: KubeflowTarget) -> JobFile:
+    """The job as the workers read it: the user's program is in the bundle, and the global batch is that of all pods."""
+    changes: dict[str, Any] = {}
+    if target.program is not None:
+        changes["source"] = f"{names.CODE}/{SOURCE_FOLDER}"
+    if target.global_batch_size is not None:
+        changes["global_batch_size"] = target.global_batch_size
+    spec = job.spec
+    if changes:
+        task = {**job.spec.task.model_dump(), **changes}
+        spec = job.spec.model_copy(update={"task": type(job.spec.task).model_validate(task)})
+    # Nothing is mounted as a channel: every place is read where it lies.
+    return job.model_copy(update={"spec": spec, "channels": {}})

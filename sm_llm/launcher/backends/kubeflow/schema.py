@@ -201,7 +201,6 @@ class RunPolicy(_Closed):
     backoffLimit: Count | None = None
     suspend: bool = False
     schedulingPolicy: _SchedulingPolicy | None = None
-    managedBy: str | None = None
 
 
 class _Setting(_Closed):
@@ -308,3 +307,65 @@ class ConfigMap(_Closed):
     kind: Literal["ConfigMap"]
     metadata: Metadata
     data: Texts
+
+
+class BatchJobSpec(_Closed):
+    """Of Kubernetes' own Job."""
+
+    backoffLimit: Count = 6
+    ttlSecondsAfterFinished: Count | None = None
+    template: Template
+
+
+class BatchJob(_Closed):
+    """Kubernetes' own Job, in which the driver of a workflow runs."""
+
+    apiVersion: Literal["batch/v1"]
+    kind: Literal["Job"]
+    metadata: Metadata
+    spec: BatchJobSpec
+
+
+class ServiceAccount(_Closed):
+    """What a pod is to the API server."""
+
+    apiVersion: Literal["v1"]
+    kind: Literal["ServiceAccount"]
+    metadata: Metadata
+
+
+class _Rule(_Closed):
+    apiGroups: list[str]
+    resources: list[str]
+    verbs: list[Literal["create", "get", "list", "watch", "update", "patch", "delete"]]
+
+
+class Role(_Closed):
+    """What may be done in a namespace."""
+
+    apiVersion: Literal["rbac.authorization.k8s.io/v1"]
+    kind: Literal["Role"]
+    metadata: Metadata
+    rules: list[_Rule]
+
+
+class _RoleReference(_Closed):
+    apiGroup: Literal["rbac.authorization.k8s.io"]
+    kind: Literal["Role", "ClusterRole"]
+    name: str
+
+
+class _Subject(_Closed):
+    kind: Literal["ServiceAccount"]
+    name: str
+    namespace: str
+
+
+class RoleBinding(_Closed):
+    """Who may do it."""
+
+    apiVersion: Literal["rbac.authorization.k8s.io/v1"]
+    kind: Literal["RoleBinding"]
+    metadata: Metadata
+    roleRef: _RoleReference
+    subjects: list[_Subject]

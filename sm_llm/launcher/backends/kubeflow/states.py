@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.launcher.backend import NativeState
-from sm_llm.launcher.backends.kubeflow.names import CONTAINER
+from sm_llm.launcher.backends.kubeflow.names import CONTAINER, ELASTIC_LABEL
 from sm_llm.runs.run_states import RunState
 from sm_llm.terminal import counted
 
@@ -60,7 +60,8 @@ def condition_of(job: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def node_of(pod: Mapping[str, Any]) -> int | None:
     """The node that a pod is in our counting: the master, or the first pod, is 0. None for a name that is not ours."""
     match = _POD.search(str(pod["metadata"]["name"]))
-    return None if match is None else int(match["number"]) + (1 if match["kind"] == "worker" else 0)
+    has_master = ELASTIC_LABEL not in (pod["metadata"].get("labels") or {})
+    return None if match is None else int(match["number"]) + (1 if match["kind"] == "worker" and has_master else 0)
 
 
 def native_state(
@@ -82,7 +83,12 @@ def native_state(
     if name == "Succeeded":
         return NativeState(state, "")
     # The operator writes nothing of any of this in its conditions.
-    found = [it for it in map(_trouble, sorted(pods, key=_order)) if it is not None]
+    found = [it for it in map(trouble, sorted(pods, key=_order)) if it is not None]
+    fewest = (job.get("spec") or {}).get("elasticPolicy", {}).get("minReplicas")
+    running = [it for it in pods if (it.get("status") or {}).get("phase") == "Running"]
+    if state is RunState.RUNNING and fewest is not None and fewest <= len(running) < len(pods):
+        # The training continues without them, so they are no reason to wait for.
+        return NativeState(state, "; ".join([_counts(pods), *(it.detail for it in found[:1])]))
     if found:
         # What a person has to do something about comes first: the rest of the pods may only wait for it.
         return min(found, key=lambda it: it.state is not RunState.PENDING)
@@ -124,7 +130,7 @@ def _counts(pods: Sequence[Mapping[str, Any]]) -> str:
     return f"of {len(pods)} pods " + ", ".join(listed)
 
 
-def _trouble(pod: Mapping[str, Any]) -> NativeState | None:
+def trouble(pod: Mapping[str, Any]) -> NativeState | None:
     """Why a pod does not run, and what a person can do about it; None where nothing is wrong with it."""
     status, name = pod.get("status") or {}, str(pod["metadata"]["name"])
     unscheduled: Mapping[str, Any] = next(

@@ -17,7 +17,7 @@ from sm_llm.storage.uri import open_store
 from sm_llm.terminal import counted, quoted, say, size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from sm_llm.launcher.backend import Submission
     from sm_llm.launcher.backends.kubeflow.cluster import KubernetesCluster
@@ -45,7 +45,7 @@ def check_cluster(submission: Submission, cluster: KubernetesCluster) -> None:
     # An earlier attempt's job may still have the name.
     probe = copy.deepcopy(dict(job))
     probe["metadata"]["name"] += _PROBE
-    held = cluster.create_job(probe, dry_run=True)
+    held = cluster.create(probe, dry_run=True)
     if dropped := dropped_fields(probe["spec"], held.get("spec"), "spec"):
         raise SubmitError(
             f"the cluster {cluster.name} would drop {', '.join(dropped[:10])} of the {options.resource}: its operator "
@@ -75,9 +75,9 @@ def _absent(submission: Submission, cluster: KubernetesCluster) -> list[str]:
     ]
 
 
-def submit(submission: Submission, cluster: KubernetesCluster) -> None:
-    """Submit a claimed attempt. Raises ``SubmitError``."""
-    home, job = job_home(submission.job), submission.job
+def place_inputs(submission: Submission, cluster: KubernetesCluster) -> int:
+    """Store the code and the ConfigMap of an attempt in place of an earlier one's job; returns the bytes uploaded."""
+    home = job_home(submission.job)
     config_map, manifest = submission.request["manifests"]
     metadata = manifest["metadata"]
     sent = _upload(submission)
@@ -88,11 +88,17 @@ def submit(submission: Submission, cluster: KubernetesCluster) -> None:
         # A request to stop in a folder holds for whichever attempt finds it.
         home.paths.stop_file.unlink(missing_ok=True)
     cluster.put_config_map(config_map)
-    created = _created(cluster, manifest, home.uri, job.attempt)
-    try:
-        cluster.own_config_map(metadata["namespace"], config_map["metadata"]["name"], created)
-    except SubmitError as error:
-        say(f"ConfigMap {config_map['metadata']['name']} stays when its job is deleted: {error}", err=True)
+    return sent
+
+
+def submit(submission: Submission, cluster: KubernetesCluster) -> None:
+    """Submit a claimed attempt. Raises ``SubmitError``."""
+    home, job = job_home(submission.job), submission.job
+    config_map, manifest = submission.request["manifests"]
+    metadata = manifest["metadata"]
+    sent = place_inputs(submission, cluster)
+    created = create_once(cluster, manifest, home.uri, job.attempt)
+    own_config_maps(cluster, [config_map], created)
     pods = counted(job.spec.compute.instance_count, "pod")
     say(
         f"created {manifest['kind']} {metadata['name']} ({pods}) in {metadata['namespace']} of {cluster.name}; "
@@ -113,11 +119,23 @@ def _upload(submission: Submission) -> int:
     return sent
 
 
-def _created(cluster: KubernetesCluster, manifest: Mapping[str, Any], uri: str, attempt: int) -> dict[str, Any]:
+def own_config_maps(
+    cluster: KubernetesCluster, config_maps: Sequence[Mapping[str, Any]], owner: Mapping[str, Any]
+) -> None:
+    """Let ConfigMaps be deleted with the job ``owner``; where that is refused, they stay, and it is reported."""
+    for it in config_maps:
+        metadata = it["metadata"]
+        try:
+            cluster.own_config_map(metadata["namespace"], metadata["name"], owner)
+        except SubmitError as error:
+            say(f"ConfigMap {metadata['name']} stays when its job is deleted: {error}", err=True)
+
+
+def create_once(cluster: KubernetesCluster, manifest: Mapping[str, Any], uri: str, attempt: int) -> dict[str, Any]:
     """Create the job once, also where the answer is lost. Raises ``MayRun`` if nobody knows whether it was."""
     metadata = manifest["metadata"]
     try:
-        return cluster.create_job(manifest)
+        return cluster.create(manifest)
     except SubmitError as error:
         if isinstance(error, Refused) and error.status != 409:
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import Issue, warning
+from sm_llm.errors import Issue, SpecError, warning
 from sm_llm.launcher.backends.kubeflow import names
 from sm_llm.launcher.job_inputs import output_folders
 from sm_llm.launcher.planning.bundle import local_source
@@ -14,10 +14,12 @@ from sm_llm.launcher.planning.program_checks import module_warnings, program_iss
 from sm_llm.launcher.planning.removed_modules import import_warnings
 from sm_llm.optional import missing
 from sm_llm.spec.backends.kubeflow import KubeflowOptions
+from sm_llm.spec.derive import derive_task
 from sm_llm.spec.inputs import FileSystemInput, input_place
 from sm_llm.spec.job_machines import machines, network_environment
 from sm_llm.spec.references import sources
 from sm_llm.spec.tasks import ScriptTask, TrainTask, starts_ranks
+from sm_llm.spec.training import StreamData
 from sm_llm.spec.validation.runner import errors_of, run
 from sm_llm.storage.uri import fill, parse
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 MAX_RESTARTS = 20
 HANG_MINUTES, FIRST_STEP_MINUTES = 30, 120
+MIN_PODS_WAIT_SECONDS = 120
 # NeuronCores of a Neuron device, as the runtime counts them.
 _CORES_OF_DEVICE = {"trn1": 2, "trn1n": 2, "trn2": 4}
 # Names under which the device plugins of NVIDIA and AWS offer what a node has.
@@ -65,6 +68,12 @@ class KubeflowTarget:
     entry: str
     program: SourceTree | None = None
     """The files of the user's program, where they are on this machine."""
+    sizes: tuple[int, ...] = ()
+    """Numbers of pods that a training may continue with; empty where it needs all."""
+    wait_seconds: int = MIN_PODS_WAIT_SECONDS
+    """So long pods wait for those that are missing, before they continue with fewer."""
+    global_batch_size: int | None = None
+    """Sequences in a step, whatever the number of pods; None where that does not change."""
 
     @property
     def command(self) -> tuple[tuple[str, ...], ...]:
@@ -157,7 +166,33 @@ def _decide(asked: Asked, plan: Plan) -> KubeflowTarget:
         facts=_facts(asked, restarts),
         entry=f"{job.task.kind}.py",
         program=asked.program,
+        sizes=tuple(_sizes(asked)),
+        wait_seconds=options.min_pods_wait_seconds or MIN_PODS_WAIT_SECONDS,
+        global_batch_size=_global_batch_size(asked) if options.min_pods is not None else None,
     )
+
+
+def _global_batch_size(asked: Asked) -> int | None:
+    """Sequences in a step of a training with all pods."""
+    job = asked.job
+    if not isinstance(job.task, TrainTask):
+        return None
+    return derive_task(job.task, job.compute.world_size, node_size=job.compute.processes).global_batch_size
+
+
+def _sizes(asked: Asked) -> Iterator[int]:
+    """The numbers of pods between ``min_pods`` and all that can work through the same steps."""
+    job, fewest = asked.job, asked.options.min_pods
+    batch = _global_batch_size(asked)
+    if fewest is None or not isinstance(job.task, TrainTask) or batch is None:
+        return
+    task = job.task.model_copy(update={"global_batch_size": batch})
+    for pods in range(fewest, job.compute.instance_count + 1):
+        try:
+            derive_task(task, pods * job.compute.processes, node_size=job.compute.processes)
+        except SpecError:
+            continue
+        yield pods
 
 
 def _resources(asked: Asked) -> Iterator[tuple[str, str]]:
@@ -215,6 +250,7 @@ def _facts(asked: Asked, restarts: int | None) -> dict[str, str]:
         "a pod asks for": asks,
         "nodes": ", ".join(f"{name}={value}" for name, value in _node_selector(asked).items()) or "any",
         "queue": options.queue or "none",
+        **({} if options.min_pods is None else {"continues with": f"{', '.join(map(str, _sizes(asked)))} pods"}),
         "after a fault": again[options.retry],
     }
 
@@ -251,6 +287,7 @@ def check_effects(asked: Asked) -> Iterator[Issue]:
         "hang_minutes": ("backend.resource=HyperPodPyTorchJob and a train task", not watched),
         "first_step_minutes": ("backend.resource=HyperPodPyTorchJob and a train task", not watched),
         "accelerator_resource": ("accelerators", not asked.accelerators),
+        "min_pods_wait_seconds": ("backend.min_pods", options.min_pods is None),
     }
     for name, (needed, is_idle) in found.items():
         if is_idle and (value := getattr(options, name)) is not None:
@@ -261,11 +298,36 @@ def check_effects(asked: Asked) -> Iterator[Issue]:
     if asked.job.compute.instance_type is None and options.instance_label == "ec2":
         problem, remedy = "has no effect without compute.instance_type", "Set both"
         yield Issue("kubeflow-option-without-effect", "backend.instance_label", problem, "ec2", remedy)
-    if options.topology is None and "topology_mode" in options.model_fields_set:
+    # By its value: in a run's record, from which it is resumed, every field is set.
+    if options.topology is None and options.topology_mode != type(options).model_fields["topology_mode"].default:
         problem = "has no effect without backend.topology"
         yield Issue(
             "kubeflow-option-without-effect", "backend.topology_mode", problem, options.topology_mode, "Set both"
         )
+
+
+def check_elastic(asked: Asked) -> Iterator[Issue]:
+    """Trainings that cannot continue with fewer pods, or not the same way."""
+    job, fewest, path = asked.job, asked.options.min_pods, "backend.min_pods"
+    if fewest is None:
+        return
+    if not isinstance(job.task, TrainTask) or asked.options.resource != "PyTorchJob":
+        problem, remedy = "is of trainings in PyTorchJobs", "Leave it out"
+        yield Issue("elastic-not-possible", path, problem, fewest, remedy)
+    elif isinstance(job.task.data, StreamData):
+        # Every process has a place of its own in the stream, and reads on from there.
+        problem = "does not go with streamed data: another number of processes cannot continue their places in it"
+        yield Issue("elastic-stream", path, problem, fewest, "Leave it out, or prepare the text as rows")
+    elif fewest >= job.compute.instance_count:
+        problem = f"must be less than compute.instance_count, which is {job.compute.instance_count}"
+        yield Issue("elastic-without-effect", path, problem, fewest, "Lower it, or leave it out")
+    elif asked.options.retry == "none":
+        problem = "needs pods that start again"
+        yield Issue("elastic-without-restarts", path, problem, fewest, "Use backend.retry=operator")
+    elif fewest not in (sizes := list(_sizes(asked))):
+        problem = f"does not divide the global batch of {_global_batch_size(asked)} sequences"
+        remedy = f"Numbers of pods that do: {', '.join(map(str, sizes))}; or set task.global_batch_size"
+        yield Issue("elastic-batch", path, problem, fewest, remedy)
 
 
 def check_accelerators(asked: Asked) -> Iterator[Issue]:
@@ -418,6 +480,7 @@ def check_imports(asked: Asked) -> Iterator[Issue]:
 BACKEND_CHECKERS: tuple[Checker[Asked], ...] = (
     check_resource,
     check_effects,
+    check_elastic,
     check_accelerators,
     check_tolerations,
     check_volumes,

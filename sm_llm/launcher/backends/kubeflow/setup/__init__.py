@@ -1,0 +1,1 @@
+"""The cluster itself: its nodes, and checks before the first job."""
