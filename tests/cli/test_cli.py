@@ -159,7 +159,7 @@ def test_init_writes_a_copy_that_means_the_same_and_never_overwrites(command: Co
     assert [plan["digest"] for plan in mine] == [plan["digest"] for plan in recipe]
     assert (folder / "mine.yaml").read_text() == command("init", "tiny-local").stdout
     again = command("init", "tiny-local", "mine.yaml", folder=folder)
-    assert again.returncode == 1
+    assert again.returncode == 2
     assert "mine.yaml" in again.stderr
 
 

@@ -283,7 +283,7 @@ def test_the_command_states_what_it_did(source: Path, uri: str, options: dict[st
     assert "left out (exclude sub): 2 files, 5 B" in run.stdout
     assert "copied and verified: 3 files, 8.6 MiB" in run.stdout
     run = subprocess.run(command("sync", f"{uri}x", str(tmp_path), *endpoint), capture_output=True, text=True)
-    assert run.returncode == 1
+    assert run.returncode == 2
     assert run.stderr.startswith("error: source: ")
 
 
