@@ -35,7 +35,8 @@ from sm_llm.worker.strategies.table import find_device, make_strategy
 from sm_llm.worker.strategies.weights import InitialWeights
 from sm_llm.worker.tasks.train import Trainer
 from sm_llm.worker.training import random_state
-from sm_llm.worker.training.job_setup import set_up
+from sm_llm.worker.training.automatic import with_choices
+from sm_llm.worker.training.job_setup import config_of, set_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,9 +70,10 @@ class Ours:
         context = WorkerContext.read({**os.environ, **base})
         assert isinstance(spec.task, TrainTask)
         device = find_device(spec.task.parallelism.strategy, context.place)
-        strategy = make_strategy(spec.task, context.place, device)
+        chosen = with_choices(context, spec.task, config_of(spec.task), device)
+        strategy = make_strategy(chosen, context.place, device)
         strategy.setup()
-        self.setup = set_up(spec.task, strategy.layout, 1, context.scratch)
+        self.setup = set_up(chosen, strategy.layout, context.place.local_world_size, context.scratch)
         self.training = Trainer(context, self.setup, strategy)
         self.training.begin()
         self.step = 0
@@ -80,6 +82,12 @@ class Ours:
         for _ in range(steps):
             self.step += 1
             self.training.advance(self.step)
+
+    def save_began(self) -> float:
+        """Seconds that the loop is blocked by a save, which is written beside what comes next."""
+        began = time.perf_counter()
+        self.training.save(self.step)
+        return time.perf_counter() - began
 
     def save(self, *, wait: bool) -> float:
         """Seconds the loop is blocked by a save that it waits for, or not."""

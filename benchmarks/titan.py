@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-STEPS, WARM_UP = 26, 6
+STEPS = int(os.environ.get("TITAN_STEPS", "26"))
+WARM_UP = 6
 FLAVORS = {
     # Llama 3.2 1B with an output head of its own; its feed-forward layer is 1.5 x 2/3 x 4 x 2048 = 8192 wide.
     "llama-3.2-1b": ("1B", {"dim": 2048, "n_layers": 16, "n_heads": 32, "n_kv_heads": 8, "ffn_dim_multiplier": 1.5}),
@@ -58,12 +59,13 @@ def options(setting: dict[str, Any], flavor: str, data: str, assets: str) -> lis
     """torchtitan's command line for a setting."""
     spread = setting["parallelism"]
     kind = spread.get("activation_checkpointing", "none")
+    kind = "selective" if kind == "auto" else kind  # its default
     kept = spread.get("reshard_after_forward", True) is False
     found = ["--model.name=llama3", f"--model.flavor={flavor}", f"--model.hf_assets_path={assets}"]
     found += ["--training.dataset=c4_test", f"--training.dataset_path={data}", f"--training.steps={STEPS}"]
     found += [
         f"--training.seq_len={setting['seq_length']}",
-        f"--training.local_batch_size={setting['micro_batch_size']}",
+        f"--training.local_batch_size={setting['batch']}",
     ]
     found.append(f"--activation_checkpoint.mode={'memory_budget' if kind == 'budget' else kind}")
     found.append("--activation_checkpoint.selective_ac_option=op")

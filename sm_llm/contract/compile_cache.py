@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from sm_llm.errors import StorageError
+from sm_llm.spec.tasks import plainest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,7 +101,7 @@ def part_of(
 
     Numbers that are no constants of a graph do not count: learning rates, the length of training, the data.
     """
-    fields = training.model_dump(mode="json")
+    fields = plainest(training).model_dump(mode="json")
     # Where graphs are kept does not change them.
     fields["parallelism"].pop("compile_cache", None)
     values: dict[str, Any] = {name: text for name, text in environ.items() if _FLAGS.fullmatch(name)}

@@ -16,6 +16,7 @@ from sm_llm.errors import Issue
 from sm_llm.spec.comparison.leaves import Difference, leaves
 from sm_llm.spec.field_classes import FieldClass
 from sm_llm.spec.loading.yaml_text import to_typed
+from sm_llm.spec.tasks import open_settings
 from sm_llm.terminal import counted, quoted
 
 if TYPE_CHECKING:
@@ -81,6 +82,9 @@ def identity(
             found[leaf.declared.field_class][leaf.path] = leaf.value
     if task.precision.compute == "auto":
         del found[FieldClass.PRECISION]["task.precision.compute"]
+    for name in open_settings(task):  # the worker chooses them
+        for values in found.values():
+            values.pop(f"task.{name}", None)
     kept = {f"task.model.config.{name}": it for name, it in (config or {}).items() if name not in _INERT}
     found[FieldClass.MODEL] |= kept
     found[FieldClass.ORDER] |= contents

@@ -166,6 +166,7 @@ def plan_job(
         rows=rows.rows if rows else None,
         # An estimate from values with errors would mislead.
         memory=None if errors_of(found) else draft.memory,
+        choice=None if errors_of(found) else draft.choice,
         step=step,
         after=tuple(after),
         origins=dict(origins or {}),

@@ -15,6 +15,7 @@
       ckpt/commits/step-<8 digits>.json
       final/<save_id>/{data/…, part-<node>.json}
       ckpt/commits/final.json
+      settings/<GPU and processes>.json  what was chosen for settings that are ``auto``
       result/published.json            in S3, where the result is; in a folder ``result`` is a link to it
       profiles/attempt-<n>/step-<8 digits>-rank-<5 digits>.json.gz
       plot.png
@@ -51,6 +52,11 @@ _OF_ATTEMPT = re.compile(r"(?:events|logs|local)/attempt-([0-9]{1,9})[-/]")
 _GROWING = re.compile(
     r"events/attempt-[0-9]{1,9}-[A-Za-z0-9-]{1,64}\.jsonl|logs/attempt-[0-9]{1,9}/[A-Za-z0-9_-][\w.-]{0,99}"
 )
+
+
+def settings_key(place: str) -> str:
+    """What was chosen for settings that are ``auto`` on GPUs that ``place`` describes, below the run's folder."""
+    return f"settings/{place}.json"
 
 
 @dataclass(frozen=True)

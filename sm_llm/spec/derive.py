@@ -55,7 +55,7 @@ def derive_task(task: TrainTask, world_size: int, rows: int | None = None, *, no
     return _derived(
         world_size=world_size,
         data_parallel_degree=task.parallelism.layout(world_size, node_size).data,
-        micro_batch_size=task.micro_batch_size,
+        micro_batch_size=task.micro_batch,
         global_batch_size=task.global_batch_size,
         seq_length=task.data.seq_length,
         max_steps=task.max_steps,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.spec.machines.hardware import Instance, instance, instance_bf16_flops
+from sm_llm.spec.machines.hardware import Card, Instance, card, instance, instance_bf16_flops
 from sm_llm.spec.tasks import parallelism_of
 
 if TYPE_CHECKING:
@@ -51,6 +51,23 @@ def smallest_accelerator(job: JobSpec) -> Instance | None:
     knows."""
     rows = machines(job)
     return min(rows, key=lambda row: row.accelerator_gib) if rows and all(row.accelerator for row in rows) else None
+
+
+def smallest_card(job: JobSpec) -> Card | None:
+    """The accelerator with the least memory: of the instance types, or ``compute.gpu``, or this machine's for a local
+    job; None where it is not known."""
+    row = smallest_accelerator(job)
+    if row is not None:
+        return row.card
+    if machine_types(job):
+        return None
+    if job.compute.gpu is not None:
+        return card(job.compute.gpu)
+    if job.backend.name != "local":
+        return None
+    from sm_llm.spec.machines.machine import own_card
+
+    return own_card()
 
 
 def network_environment(job: JobSpec) -> dict[str, str]:

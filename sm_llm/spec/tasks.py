@@ -36,9 +36,21 @@ from sm_llm.spec.training import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sm_llm.spec.parallelism.base import StrategySpec as Parallelism
 else:  # a field's type, made of the table's rows
     Parallelism = strategy_spec()
+
+
+AUTO = "auto"
+CHECKPOINTING = "parallelism.activation_checkpointing"
+RESHARD = "parallelism.reshard_after_forward"
+MICRO_BATCH = "micro_batch_size"
+COMPILE = "precision.compile"
+PLAINEST: dict[str, Any] = {MICRO_BATCH: 1, CHECKPOINTING: "none", RESHARD: True, COMPILE: False}
+"""Setting that the memory planner may choose, below the task -> its value where nothing is planned: what every machine
+and engine can do."""
 
 
 class PrecisionSpec(SpecModel):
@@ -53,8 +65,9 @@ class PrecisionSpec(SpecModel):
     are rounded away: for short fine-tuning. Needs compute: bf16."""
     reduce: Literal["fp32", "bf16"] = "fp32"
     """Format in which gradients are summed over processes."""
-    compile: bool = False
-    """torch.compile every decoder layer; pays after about 80 steps on a GPU."""
+    compile: bool | Literal["auto"] = "auto"
+    """torch.compile every decoder layer. ``auto``: on a GPU, where the training is long enough to win back the time
+    that compilation takes."""
 
 
 class ValidationSpec(SpecModel):
@@ -94,10 +107,12 @@ class TrainTask(SpecModel):
     """The rows."""
     parallelism: Annotated[Parallelism, PLACEMENT] = Field(default_factory=default_options)
     """The training engine and how it spreads the model."""
-    micro_batch_size: Annotated[int, PLACEMENT] = Field(default=1, ge=1, le=2**20)
-    """Sequences in one forward pass of one data-parallel rank."""
+    micro_batch_size: Annotated[Annotated[int, Field(ge=1, le=2**20)] | Literal["auto"], PLACEMENT] = "auto"
+    """Sequences in one forward pass of one data-parallel rank. ``auto``: on a GPU, the fastest divisor of the rank's
+    part of the global batch that fits in memory; else 1."""
     global_batch_size: Annotated[int | None, BATCH] = Field(default=None, ge=1, le=2**31)
-    """Sequences in one optimiser step; null means one micro-batch per rank."""
+    """Sequences in one optimiser step; null means one micro-batch per rank (of one sequence, where its size is
+    ``auto``)."""
     max_steps: Annotated[int | None, LENGTH] = Field(default=None, ge=1, le=10**12)
     """Length of training in optimiser steps; exactly one of max_steps, max_tokens, max_epochs."""
     max_tokens: Annotated[int | None, LENGTH] = Field(default=None, ge=1, le=10**18)
@@ -124,6 +139,48 @@ class TrainTask(SpecModel):
     """Seed of initial weights, data order and dropout."""
     deterministic: Annotated[bool, PRECISION] = False
     """Ask torch for deterministic kernels (bit-identical resume on a GPU; slower)."""
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of a micro-batch. One, which divides every batch, until the planner has chosen."""
+        return 1 if self.micro_batch_size == "auto" else self.micro_batch_size
+
+
+def open_settings(task: TrainTask) -> tuple[str, ...]:
+    """Those that ``task`` leaves open."""
+    return tuple(name for name in PLAINEST if _value(task, name) == AUTO)
+
+
+def with_settings(task: TrainTask, values: Mapping[str, Any]) -> TrainTask:
+    """``task`` with ``values`` of settings that it leaves open."""
+    parallelism = {name.rpartition(".")[2]: it for name, it in values.items() if name in (CHECKPOINTING, RESHARD)}
+    changes: dict[str, Any] = {}
+    if parallelism:
+        changes["parallelism"] = task.parallelism.model_copy(update=parallelism)
+    if COMPILE in values:
+        changes["precision"] = task.precision.model_copy(update={"compile": values[COMPILE]})
+    if MICRO_BATCH in values:
+        changes[MICRO_BATCH] = values[MICRO_BATCH]
+    return task.model_copy(update=changes) if changes else task
+
+
+def plainest(task: TrainTask) -> TrainTask:
+    """``task`` with the plainest value of whatever it leaves open."""
+    values = {name: PLAINEST[name] for name in open_settings(task)}
+    # Offloading takes the inputs of layers that are computed again: without any it would have no effect.
+    if CHECKPOINTING in values and getattr(task.parallelism, "offload_activations", False):
+        values[CHECKPOINTING] = "full"
+    return with_settings(task, values)
+
+
+def settings(task: TrainTask) -> dict[str, Any]:
+    """The values of all of them."""
+    return {name: _value(task, name) for name in PLAINEST}
+
+
+def _value(task: TrainTask, name: str) -> Any:
+    holder, _, field = name.rpartition(".")
+    return getattr(getattr(task, holder) if holder else task, field, None)
 
 
 class TrainTokenizer(SpecModel):

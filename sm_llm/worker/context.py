@@ -60,6 +60,8 @@ class WorkerContext:
     """Overrides that the container was started with."""
     began: float = field(default_factory=time.time)
     """When this process began, in seconds since the epoch."""
+    doing: str = "starting"
+    """What the start of a training is at, for people."""
     earlier_events: list[dict[str, Any]] = field(default_factory=list, repr=False)
     """On the leader: the last events of earlier starts of this attempt."""
 

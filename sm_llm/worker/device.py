@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,6 +31,8 @@ _BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
 _FIRST_BF16_CAPABILITY = (8, 0)
 # NVIDIA's Ada, the first with fp8 tensor cores.
 _FIRST_FP8_CAPABILITY = (8, 9)
+_ALLOCATOR_VARIABLES = frozenset({"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"})
+_PINNING = "pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES, _LARGE_BYTES = 1 << 30, 32 << 20
 """See mallopt(3): free memory that stays with the process, and blocks that always go back (32 MiB is its limit)."""
@@ -66,7 +70,14 @@ class Device(Protocol):
         """Begin to copy an fp32 scalar to the host. What is returned waits for the copy and gives the number."""
 
     def host_buffer(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Memory of the host for a copy of ``tensor``."""
+        """Memory of the host for a copy of ``tensor``. Threads may call it."""
+
+    def copy_out(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
+        """Begin to copy tensors, each behind its buffer of the host. What is returned waits for all of them; until
+        ``after_copies`` nothing may be asked for that changes the tensors."""
+
+    def after_copies(self) -> None:
+        """Let what is asked for from now on come after the copies that have begun."""
 
     def wait(self) -> None:
         """Wait for all that this thread has asked of the device."""
@@ -119,6 +130,14 @@ class CpuDevice:
     def host_buffer(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(tensor, device="cpu")
 
+    def copy_out(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
+        for buffer, tensor in pairs:
+            buffer.copy_(tensor)
+        return self.wait
+
+    def after_copies(self) -> None:
+        """Copies are complete when they have begun."""
+
     def wait(self) -> None:
         """Nothing is pending."""
 
@@ -149,8 +168,11 @@ class CudaDevice:
         # NCCL and Triton's kernels take the current device, whichever a tensor is on.
         torch.cuda.set_device(self.torch_device)
         self.name = torch.cuda.get_device_name(self.torch_device)
+        _pin_in_parallel()
         # Allocated ahead, because pinning memory waits for the device.
         self._slots = [_pinned_scalar() for _ in range(self.lag_steps + 1)]
+        self._copies = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        self._copied: torch.cuda.Event | None = None
 
     def computes_bf16(self) -> bool:
         return torch.cuda.get_device_capability(self.torch_device) >= _FIRST_BF16_CAPABILITY
@@ -182,7 +204,24 @@ class CudaDevice:
 
     def host_buffer(self, tensor: torch.Tensor) -> torch.Tensor:
         """Pinned for a tensor of the GPU, so that copies need no staging by the driver."""
-        return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        with torch.cuda.device(self.torch_device):  # each thread has a current device of its own, the first
+            return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+
+    def copy_out(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
+        # On a stream of its own: the next forward and backward pass only read what is copied, and run beside it.
+        self._copies.wait_stream(torch.cuda.current_stream(self.torch_device))
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._copies):
+            for buffer, tensor in pairs:
+                buffer.copy_(tensor, non_blocking=True)
+            copied.record()
+        self._copied = copied
+        return copied.synchronize
+
+    def after_copies(self) -> None:
+        if self._copied is not None:
+            torch.cuda.current_stream(self.torch_device).wait_event(self._copied)
+            self._copied = None
 
     def wait(self) -> None:
         # This stream alone: what others write (NCCL's, FSDP's) is ordered before it.
@@ -205,6 +244,14 @@ class CudaDevice:
 
     def profiled(self) -> list[ProfilerActivity]:
         return [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+
+
+def _pin_in_parallel() -> None:
+    """Let several threads touch the pages of pinned memory, unless the user has settings of the allocator."""
+    if _ALLOCATOR_VARIABLES.isdisjoint(os.environ):
+        # A release of torch without them; later ones warn of the function's place.
+        with suppress(AttributeError, RuntimeError, ValueError), warnings.catch_warnings(action="ignore"):
+            torch.cuda.memory._set_allocator_settings(_PINNING)
 
 
 def _pinned_scalar() -> torch.Tensor:

@@ -6,20 +6,21 @@ from typing import Any
 
 import pytest
 
+from sm_llm.contract.memory_estimate import GIB, MemoryEstimate, memory_estimate
 from sm_llm.launcher.planner import plan
-from sm_llm.launcher.planning.memory_estimate import GIB, MemoryEstimate, memory_estimate
 from sm_llm.models.config import model_config
 from sm_llm.spec.derive import derive_task
-from sm_llm.spec.machines.hardware import Instance, instance
+from sm_llm.spec.machines.hardware import Card, instance
 from sm_llm.spec.tasks import TrainTask
 
 ACCOUNT = ("backend.role=arn:aws:iam::123456789012:role/SageMaker", "storage=s3://bucket/runs")
 
 
-def card(name: str) -> Instance:
+def card(name: str) -> Card:
     found = instance(name)
     assert found is not None
-    return found
+    assert found.card is not None
+    return found.card
 
 
 def estimate(

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from sm_llm.contract.memory_estimate import GIB
 from sm_llm.launcher import api
 from sm_llm.launcher.planner import plan
-from sm_llm.launcher.planning.memory_estimate import GIB
 from sm_llm.models.config import model_config
 from sm_llm.models.families.table import family
 from sm_llm.spec.machines.hardware import instance, instance_bf16_flops
@@ -120,7 +120,7 @@ def test_the_memory_of_a_gpu_is_used_and_suffices(line: str) -> None:
     found, row = planned(line), instance(planned(line).job.compute.instance_type)
     assert found.memory is not None
     assert row is not None
-    assert list(found.memory.warnings(row)) == []
+    assert list(found.memory.warnings(row.card)) == []
     assert found.memory.total > 0.35 * row.accelerator_gib * GIB
 
 

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.distributed.tensor.parallel import SequenceParallel
 from worker_jobs import train_task
 
-from sm_llm.launcher.planning.memory_estimate import activation_bytes
+from sm_llm.contract.memory_estimate import activation_bytes
 from sm_llm.models.config import model_config, normalise
 from sm_llm.models.families.table import family
 from sm_llm.spec.parallelism.base import Layout

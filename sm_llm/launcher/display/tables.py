@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.launcher.display.formatting import STATE_STYLES
 from sm_llm.runs.run_states import RunState
-from sm_llm.spec.job_machines import groups, smallest_accelerator
+from sm_llm.spec.job_machines import groups, smallest_card
 from sm_llm.spec.loading.yaml_text import to_typed
 from sm_llm.spec.tasks import parallelism_of
 from sm_llm.terminal import big, counted, duration, moment, quoted, size
@@ -92,7 +92,9 @@ def _model_rows(plan: Plan) -> Iterable[tuple[str, str]]:
     yield "FLOPs per token", f"{model.flops_per_token:,.0f} = {model.flops_formula}"
     if plan.total_flops is not None:
         yield "FLOPs in all", f"{plan.total_flops:.3g}"
-    card = smallest_accelerator(plan.job)
+    card = smallest_card(plan.job)
+    if plan.choice is not None:
+        yield "chosen settings", str(plan.choice)
     if plan.memory is not None and card is not None:
         yield f"memory of a {'NeuronCore' if card.is_neuron else 'GPU'}", plan.memory.describe(card)
 

@@ -11,7 +11,7 @@ from sm_llm.launcher.planning.local_places import is_reference, local_folder, re
 from sm_llm.launcher.planning.model_facts import pretrained_issues
 from sm_llm.launcher.planning.plan import RANDOM
 from sm_llm.launcher.planning.unread_settings import OF_SCHEDULES, check_unread_settings, has_validation
-from sm_llm.spec.job_machines import smallest_accelerator
+from sm_llm.spec.job_machines import smallest_card
 from sm_llm.spec.references import sources
 from sm_llm.spec.tasks import TASK_KINDS, ScriptTask, TrainTask, training_of
 from sm_llm.spec.training import SyntheticData
@@ -249,7 +249,7 @@ def check_program(draft: Draft) -> Iterator[Issue]:
 @blocked_by("task", "compute", "storage")
 def check_memory(draft: Draft) -> Iterator[Issue]:
     """A training that probably needs more than its GPUs have; an estimate for degrees that are wrong means nothing."""
-    card = smallest_accelerator(draft.job)
+    card = smallest_card(draft.job)
     if card is not None and draft.memory is not None:
         yield from draft.memory.warnings(card)
 

@@ -6,18 +6,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from sm_llm.contract.memory_estimate import MemoryEstimate, memory_estimate
 from sm_llm.errors import DataError, Issue, PlanError, SpecError
 from sm_llm.launcher.planning.local_places import is_reference, local_folder
-from sm_llm.launcher.planning.memory_estimate import MemoryEstimate, memory_estimate
 from sm_llm.launcher.planning.model_facts import ModelFacts, model_facts, planned_config, pretrained_source
 from sm_llm.spec.derive import Derived, derive_task
-from sm_llm.spec.job_machines import smallest_accelerator
-from sm_llm.spec.tasks import TrainTask
+from sm_llm.spec.job_machines import smallest_card
+from sm_llm.spec.tasks import TrainTask, open_settings, with_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from sm_llm.contract.memory_planner import Choice
     from sm_llm.data.describe import RowsInfo
     from sm_llm.spec.job import JobSpec
     from sm_llm.spec.tasks import PrepareTask
@@ -112,9 +113,29 @@ class Draft:
             return Known()
 
     @cached_property
+    def choice(self) -> Choice | None:
+        """What a worker on such GPUs chooses for settings that are ``auto``; None where nothing is, or no GPU known."""
+        task, config, card, rows = self.training, self.config.value, smallest_card(self.job), self.rows.value
+        if task is None or config is None or card is None or not task.parallelism.can.plans_memory:
+            return None
+        if not open_settings(task):
+            return None
+        from sm_llm.contract.memory_planner import Place, choose
+
+        place = Place(card, self.job.compute.world_size, self.job.compute.processes)
+        # Issues of the numbers are found where they are derived.
+        return _known(lambda: choose(config, task, place, rows.rows if rows else None)).value
+
+    @property
+    def planned(self) -> TrainTask | None:
+        """The training with what is chosen for it."""
+        task, choice = self.training, self.choice
+        return task if task is None or choice is None else with_settings(task, choice.values)
+
+    @cached_property
     def derived(self) -> Known[Derived]:
         """Batch, steps and tokens of the training."""
-        task, rows = self.training, self.rows.value
+        task, rows = self.planned, self.rows.value
         if task is None:
             return Known()
         return _known(lambda: derive_task(task, self.job.compute.world_size, rows.rows if rows else None))
@@ -122,8 +143,8 @@ class Draft:
     @cached_property
     def memory(self) -> MemoryEstimate | None:
         """The peak of one GPU or NeuronCore, where those of the nodes are known; for degrees that fit alone."""
-        task, config, derived = self.training, self.config.value, self.derived.value
-        card = smallest_accelerator(self.job)
+        task, config, derived = self.planned, self.config.value, self.derived.value
+        card = smallest_card(self.job)
         if task is None or config is None or derived is None or card is None:
             return None
         return memory_estimate(config, task, derived, self.job.compute.processes, card)

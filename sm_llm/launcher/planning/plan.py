@@ -17,8 +17,9 @@ from sm_llm.terminal import counted, quoted
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sm_llm.contract.memory_estimate import MemoryEstimate
+    from sm_llm.contract.memory_planner import Choice
     from sm_llm.errors import Issue
-    from sm_llm.launcher.planning.memory_estimate import MemoryEstimate
     from sm_llm.launcher.planning.model_facts import ModelFacts
     from sm_llm.spec.derive import Derived
     from sm_llm.spec.inputs import Input
@@ -148,7 +149,7 @@ def _start(task: TrainTask) -> str:
 def _precision(task: TrainTask) -> str:
     precision = task.precision
     compute = "bf16 where the hardware has it, else fp32" if precision.compute == "auto" else precision.compute
-    compiled = ", compiled" if precision.compile else ""
+    compiled = ", compiled" if precision.compile is True else ""
     return f"computes in {compute}; parameters in {precision.master}, gradients summed in {precision.reduce}{compiled}"
 
 
@@ -197,7 +198,9 @@ class Plan:
     rows: int | None = None
     """Training rows, where they exist already."""
     memory: MemoryEstimate | None = None
-    """At the peak of a training, where the instance type has known GPUs."""
+    """At the peak of a training, where its GPUs are known."""
+    choice: Choice | None = None
+    """What a worker on these GPUs chooses for settings that are ``auto``; the numbers are those of its values."""
     issues: tuple[Issue, ...] = ()
     """Warnings; an error leaves no plan."""
     unsupported: tuple[Issue, ...] = ()
@@ -253,6 +256,7 @@ class Plan:
             "model": None if self.model is None else asdict(self.model),
             "rows": self.rows,
             "memory": None if self.memory is None else {**asdict(self.memory), "total": self.memory.total},
+            "choice": None if self.choice is None else self.choice.to_json(),
             "total_flops": self.total_flops,
             "command": [list(argv) for argv in self.command],
             "warnings": list(self.warnings),

@@ -75,6 +75,18 @@ class StartChosen:
 
 
 @dataclass(frozen=True)
+class SettingsChosen:
+    """Values of settings that are ``auto``, by their names below the task; ``is_kept``: an earlier attempt, or the run
+    that this one continues, has chosen them. ``predicted_bytes`` is the peak of a GPU, by the card."""
+
+    values: Mapping[str, Any]
+    reason: str
+    predicted_bytes: float | None
+    is_kept: bool
+    kind: str = "settings_chosen"
+
+
+@dataclass(frozen=True)
 class LayersCompiled:
     """What torch.compile made of the decoder layers, counted on rank 0 during an attempt's first step.
 
@@ -241,6 +253,7 @@ Event = (
     | CheckpointRestored
     | Recovered
     | StateVerified
+    | SettingsChosen
     | LayersCompiled
     | GraphsCompiled
     | Step

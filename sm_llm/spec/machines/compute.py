@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from sm_llm.errors import Issue
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.machines.hardware import instance, nearest_instance
+from sm_llm.spec.field_classes import FREE
+from sm_llm.spec.machines.hardware import card, card_names, instance, nearest_instance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +22,9 @@ class ComputeSpec(SpecModel):
     """Machine to rent, e.g. ml.p5.48xlarge; null on the local backend, which is what it is."""
     instance_count: int = Field(default=1, ge=1, le=10_000)
     """Nodes (on the local backend: simulated nodes, each with its own torchrun)."""
+    gpu: Annotated[str | None, FREE] = None
+    """GPU of a node where no instance type names it, e.g. ``H200`` or ``A100 80GB``: for the estimate of memory in a
+    plan. On the local backend it is this machine's."""
     processes_per_instance: int | None = Field(default=None, ge=1, le=1_024)
     """Processes a node runs; null means one per accelerator of the instance type, or one where there is none."""
 
@@ -34,6 +38,18 @@ class ComputeSpec(SpecModel):
     def world_size(self) -> int:
         """Processes of the whole job."""
         return self.instance_count * self.processes
+
+
+def gpu_issues(compute: ComputeSpec) -> Iterator[Issue]:
+    """A GPU that is not known, or is named beside an instance type, which has its own."""
+    if compute.gpu is None:
+        return
+    if compute.instance_type is not None:
+        problem = f"{compute.instance_type} names the GPU already"
+        yield Issue("gpu-beside-instance-type", "compute.gpu", problem, compute.gpu, "Leave it out")
+    elif card(compute.gpu) is None:
+        remedy = f"Use one of {', '.join(card_names())}, with its memory where there are several: A100 80GB"
+        yield Issue("gpu-unknown", "compute.gpu", "is no GPU that is known here", compute.gpu, remedy)
 
 
 def unknown_type(path: str, name: str, processes: int | None) -> Iterator[Issue]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -14,6 +15,19 @@ class Accelerator:
     bf16_flops: float
     """Peak dense bf16 FLOP/s of one device, without structured sparsity."""
     source: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """One accelerator of a job, as far as the estimate of memory asks."""
+
+    name: str
+    gib: float
+    """Memory, as its driver shows it."""
+    is_neuron: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.gib:.4g} GiB)"
 
 
 @dataclass(frozen=True)
@@ -51,6 +65,11 @@ class Instance:
     @property
     def is_gpu(self) -> bool:
         return self.accelerator is not None and not self.is_neuron
+
+    @property
+    def card(self) -> Card | None:
+        """One of its accelerators; None where there is none."""
+        return Card(self.accelerator, self.accelerator_gib, self.is_neuron) if self.accelerator else None
 
     @property
     def has_bf16(self) -> bool:
@@ -180,6 +199,7 @@ EC2's P3 page; NeuronCores from the Neuron documentation (Trn2 at its default of
 """
 
 _BY_NAME = {row.name: row for row in INSTANCES}
+_CARD = re.compile(r"(?:NVIDIA[ -])?(?P<name>.+?)(?:[ -](?P<gib>[1-9][0-9]{0,3}) ?Gi?B)?", re.IGNORECASE)
 # Names at least this similar (``SequenceMatcher.ratio``) may be one name with a typing error.
 _MISSPELT = 0.8
 
@@ -196,6 +216,22 @@ def nearest_instance(name: str) -> Instance | None:
     close = get_close_matches(name, _BY_NAME, n=1, cutoff=_MISSPELT)
     # EC2's own names of the types lack the prefix.
     return _BY_NAME.get(f"ml.{name}") or (_BY_NAME[close[0]] if close else None)
+
+
+def card(name: str) -> Card | None:
+    """The GPU of a name such as ``H100`` or ``A100 80GB``; without its memory, the smallest of that name. None for one
+    that no instance type has."""
+    match = _CARD.fullmatch(name.strip())
+    rows = [row for row in INSTANCES if row.is_gpu and match and str(row.accelerator).lower() == match["name"].lower()]
+    if match is None or not rows:
+        return None
+    row = min(rows, key=lambda it: it.accelerator_gib)
+    return Card(str(row.accelerator), float(match["gib"] or row.accelerator_gib))
+
+
+def card_names() -> list[str]:
+    """Names that ``card`` knows."""
+    return sorted({str(row.accelerator) for row in INSTANCES if row.is_gpu})
 
 
 def instance_bf16_flops(row: Instance) -> float | None:

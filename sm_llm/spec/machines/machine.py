@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from sm_llm.spec.machines.hardware import Card
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,6 +17,7 @@ if TYPE_CHECKING:
 DEVICES = Path("/dev")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Variable with the devices that a process sees."""
+_TOOL_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,23 @@ class Machine:
 
     cpus: int
     gpus: tuple[str, ...] = ()
+
+
+def own_card() -> Card | None:
+    """The GPU with the least memory of those that this machine shows, as the driver's tool reports them."""
+    return _asked_cards() if this_machine().gpus else None
+
+
+@cache
+def _asked_cards() -> Card | None:
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_SECONDS, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    rows = [line.rpartition(", ") for line in told.splitlines()]
+    found = [Card(name, int(mib) / 1024) for name, _, mib in rows if mib.strip().isdigit()]
+    return min(found, key=lambda it: it.gib, default=None)
 
 
 def this_machine(environ: Mapping[str, str] = os.environ, devices: Path | None = None) -> Machine:

@@ -111,6 +111,8 @@ class TrainingFacts:
     """A text is to be written at the end."""
     master: str = "fp32"
     """``precision.master``."""
+    may_compile: bool = False
+    """It is left to the planner."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,8 @@ class Capabilities:
     """torch.compile of decoder layers."""
     computes_fp8: bool = False
     """``precision.compute: fp8``."""
+    plans_memory: bool = False
+    """Settings that are ``auto`` are chosen by the memory that they take; else they are the plainest."""
     compiles_ahead: bool = False
     """The precompile task: its graphs can be compiled before the job."""
     reach_programs: bool = False
@@ -133,7 +137,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class MemoryTerms:
-    """What of a strategy decides how much memory a GPU needs (``launcher.planning.memory_estimate``)."""
+    """What of a strategy decides how much memory a GPU needs (``contract.memory_estimate``)."""
 
     recomputes: Literal["none", "budget", "selective", "every_nth", "full"] = "none"
     """Which decoder layers the backward pass computes again."""

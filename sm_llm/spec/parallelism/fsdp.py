@@ -33,7 +33,7 @@ FP8_UNIT = 16
 class FsdpSpec(StrategySpec):
     """PyTorch FSDP2, alone or multiplied with tensor and context parallelism."""
 
-    can: ClassVar[Capabilities] = Capabilities(computes_fp8=True)
+    can: ClassVar[Capabilities] = Capabilities(computes_fp8=True, plans_memory=True)
 
     strategy: Literal["fsdp"] = "fsdp"
     """The training engine."""
@@ -47,9 +47,10 @@ class FsdpSpec(StrategySpec):
     """With tensor parallelism: between the matrices, split the activations along the sequence."""
     context_parallel_degree: int = Field(default=1, ge=1, le=65_536)
     """Split every sequence over this many processes, each with two chunks of it."""
-    activation_checkpointing: Literal["none", "budget", "selective", "every_nth", "full"] = "none"
+    activation_checkpointing: Literal["auto", "none", "budget", "selective", "every_nth", "full"] = "auto"
     """What the backward pass computes again: nothing, what torch.compile picks to stay within activation_memory_budget,
-    all but attention and every second matrix product, every n-th decoder layer, or every one."""
+    all but attention and every second matrix product, every n-th decoder layer, or every one. ``auto``: the fastest of
+    these, in this order, that fits in a GPU's memory."""
     activation_memory_budget: float = Field(default=_BUDGET, gt=0, lt=1)
     """budget only: the share of a layer's activations that its compiled graph may keep."""
     checkpoint_every_layers: int = Field(default=2, ge=2, le=10_000)
@@ -58,9 +59,9 @@ class FsdpSpec(StrategySpec):
     """Keep the inputs of the layers that are computed again in host memory until then."""
     offload_optimizer: bool = False
     """Keep sharded parameters, gradients and optimiser state in host memory, and update them there."""
-    reshard_after_forward: bool | int = True
+    reshard_after_forward: bool | int | Literal["auto"] = "auto"
     """Free gathered parameters after the forward pass (less memory, one more all-gather); a number keeps them sharded
-    over that many processes."""
+    over that many processes. ``auto``: false where the memory allows it."""
 
     @property
     def degrees(self) -> Degrees:
@@ -80,7 +81,7 @@ class FsdpSpec(StrategySpec):
         yield from super().training_issues(training)
         yield from _option_issues(self)
         yield from _sequence_issues(self, training.seq_length)
-        yield from _budget_issues(self, compiles=training.compiles)
+        yield from _budget_issues(self, compiles=training.compiles or training.may_compile)
         if training.compute == "fp8":
             yield from _fp8_issues(self, training)
         if training.compiles and self.tensor_parallel_degree > 1:
@@ -95,13 +96,13 @@ class FsdpSpec(StrategySpec):
 
     def memory(self) -> MemoryTerms:
         return MemoryTerms(
-            recomputes=self.activation_checkpointing,
+            recomputes="none" if self.activation_checkpointing == "auto" else self.activation_checkpointing,
             budget=self.activation_memory_budget,
             recomputed_every=self.checkpoint_every_layers,
             offloads_activations=self.offload_activations,
             offloads_states=self.offload_optimizer,
             splits_sequence=self.sequence_parallel,
-            resharded=self.reshard_after_forward,
+            resharded=True if self.reshard_after_forward == "auto" else self.reshard_after_forward,
             fuses_loss=True,
             delays_copies=True,
         )
@@ -122,7 +123,7 @@ def _option_issues(spec: FsdpSpec) -> list[Issue]:
                 remedy,
             )
         )
-    if spec.offload_activations and spec.activation_checkpointing not in ("full", "every_nth"):
+    if spec.offload_activations and spec.activation_checkpointing not in ("auto", "full", "every_nth"):
         problem = f"has nothing to offload with activation_checkpointing: {spec.activation_checkpointing}"
         issues.append(
             Issue(
@@ -271,7 +272,7 @@ def _shard_issues(spec: FsdpSpec, world_size: int, node_size: int) -> list[Issue
 def _reshard_issues(spec: FsdpSpec, shard: int) -> list[Issue]:
     kept = spec.reshard_after_forward
     # fully_shard takes no trivial divisors: 1 and the whole degree are what false and true mean.
-    if isinstance(kept, bool) or (1 < kept < shard and shard % kept == 0):
+    if isinstance(kept, bool | str) or (1 < kept < shard and shard % kept == 0):
         return []
     fits = [d for d in divisors(shard) if 1 < d < shard]
     remedy = f"{listed(fits)} works, or true or false" if fits else "Use true or false"

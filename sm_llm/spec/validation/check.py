@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue
 from sm_llm.spec.job import JobSpec, WorkflowSpec
+from sm_llm.spec.machines.compute import gpu_issues
 from sm_llm.spec.references import references, workflow_job
 from sm_llm.spec.tasks import PrecompileTask, parallelism_of, training_of
 from sm_llm.spec.validation import address_checks, task_checks, training_checks
@@ -73,6 +74,7 @@ def check_step_order(workflow: WorkflowSpec) -> Iterator[Issue]:
 def check_machines(job: JobSpec) -> Iterator[Issue]:
     """Machines that the backend does not have. The number of processes follows from them."""
     yield from job.backend.compute_issues(job.compute)
+    yield from gpu_issues(job.compute)
 
 
 @blocked_by("compute.instance_type", "backend.instance_groups")

@@ -154,9 +154,10 @@ def check_strategy(training: TrainingSubject) -> Iterator[Issue]:
     task = training.task
     yield from task.parallelism.training_issues(
         TrainingFacts(
-            task.micro_batch_size,
+            task.micro_batch,
             task.data.seq_length,
-            compiles=task.precision.compile,
+            compiles=task.precision.compile is True,
+            may_compile=task.precision.compile == AUTO,
             compute=task.precision.compute,
             samples=task.logging.sample_prompt is not None,
             master=task.precision.master,

@@ -33,7 +33,7 @@ _ECHO_SECONDS = 10.0
 
 
 class Checkpointer:
-    """One save is written while an older one is published and one waits. The loop waits for copies to host memory.
+    """One save is written while an older one is published and one waits. Copies to host memory run beside the loop.
 
     ``save``, ``check`` and ``finish`` are collectives. A store that is slow or fails does not stop training: newer
     saves replace the one that waits, an alarm reports the age of the last published one, and only when the oldest
@@ -111,15 +111,23 @@ class Checkpointer:
         )
         # From here on the save counts as unpublished, however far it comes.
         self._checkpoint_age.saved(step)
-        # From here on training may change parameters again: the writer only sees the copies.
-        staged = self._staging.stage(state)
+        # From here on training may go on: ``hold`` lets its next change come after the copies, which the writer reads.
+        staged, copied = self._staging.stage(state)
         waits = required or not self._spec.async_save
         blocked = None if waits else time.perf_counter() - began
         self._last_saved = step
-        self._writing = self._writer.submit(SaveJob(save, staged, private, meta, began, blocked))
+        self._writing = self._writer.submit(SaveJob(save, staged, copied, private, meta, began, blocked))
         if waits and not self._wait(None if required else self._spec.max_blocking_seconds):
             self._context.notice(f"checkpoint of step {step}: is not published yet", "warning")
         return time.perf_counter() - began
+
+    def prepare(self, state: dict[str, Any]) -> None:
+        """Make the host buffers of later saves of ``state``, in the background."""
+        self._staging.prepare(state)
+
+    def hold(self) -> None:
+        """Called before the state changes: it does so after the copies that a save has begun. Waits for nothing."""
+        self._staging.hold()
 
     def check(self) -> None:
         """Raise, on all processes, what went wrong for good. Reports when publication is late. A collective."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,12 +31,18 @@ if TYPE_CHECKING:
 
     from sm_llm.storage.publication.publish import Save
     from sm_llm.worker.context import WorkerContext
+    from sm_llm.worker.process_info import ProcessInfo
     from sm_llm.worker.publishing.publisher import Publisher
     from sm_llm.worker.runtime.collectives import ControlGroup
 
 
+_MOST_WRITERS = 8
+"""Each writes about 1 GB/s to memory; disks are full before."""
+
+
 class ShardWriter(FileSystemWriter):
-    """A process's shards make one file (``__<rank>_0``); whole tensors, such as a step count, another (``…_whole_0``).
+    """A process's shards make a file for each thread that writes (``__<rank>_0``, …); whole tensors, such as a step
+    count, others (``…_whole_0``).
 
     Else every node would fetch the large file of whichever process DCP chose to save a few bytes that all share.
     """
@@ -60,6 +67,8 @@ class SaveJob:
 
     save: Save
     state: dict[str, Any]
+    copied: Callable[[], None]
+    """Waits until ``state`` is complete."""
     private: dict[str, Any]
     meta: dict[str, Any]
     began: float
@@ -108,13 +117,15 @@ class SaveWriter:
         place = self._context.place
         if place.is_node_leader:
             self._context.copies.make_room()
+        job.copied()
         try:
             # ``write_distributed`` is a collective: a process that failed before it would leave the others waiting in
             # it.
             self._together(lambda: _write_private(working, place.rank, job.private))
             write_distributed(
                 job.state,
-                storage_writer=ShardWriter(working, sync_files=False),  # sealing flushes them all
+                # Sealing flushes them all.
+                storage_writer=ShardWriter(working, thread_count=_writers(place), sync_files=False),
                 process_group=self._background.group,
             )
             # What write_distributed returns lacks the places of tensors in some releases of torch, the file never.
@@ -142,6 +153,12 @@ class SaveWriter:
         # Also on processes that succeeded: a save of a part of the ranks is none.
         if fault := self._background.outcome(error):
             raise CheckpointError(f"a checkpoint could not be written: {fault}")
+
+
+def _writers(place: ProcessInfo) -> int:
+    """Threads of a process that write: half of its cores, for training needs some."""
+    own = len(os.sched_getaffinity(0)) // place.local_world_size
+    return max(1, min(_MOST_WRITERS, own // 2))
 
 
 def _write_private(folder: Path, rank: int, private: dict[str, Any]) -> None:

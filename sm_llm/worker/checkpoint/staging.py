@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
 
     import torch
 
     from sm_llm.worker.device import Device
+
+_THREADS = 4
 
 
 class Staging:
@@ -23,26 +27,32 @@ class Staging:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._buffers: dict[str, torch.Tensor] = {}
+        self._buffers: dict[str, Future[torch.Tensor]] = {}
         self._meshes: dict[DeviceMesh, DeviceMesh] = {}
 
-    def stage(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """The same state on the host; returns when the copies are complete. The first call is a collective.
+    def prepare(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Begin to make the buffers for ``state``, beside whatever comes next: to pin 18 GB takes ten seconds."""
+        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="host-buffers")
+        for name, tensor in state.items():
+            if name not in self._buffers:
+                self._buffers[name] = pool.submit(self._device.host_buffer, _local(tensor))
+        pool.shutdown(wait=False)
 
-        Sharded tensors stay sharded in the same way, over a mesh of host memory.
+    def stage(self, state: Mapping[str, torch.Tensor]) -> tuple[dict[str, Any], Callable[[], None]]:
+        """Begin to copy: the same state on the host, and a function that waits until it is complete there.
+
+        The first call is a collective. Sharded tensors stay sharded in the same way, over a mesh of host memory.
         """
-        staged = {name: self._copy(name, tensor) for name, tensor in state.items()}
-        self._device.wait()
-        return staged
+        self.prepare(state)
+        buffers = {name: self._buffers[name].result() for name in state}
+        wait = self._device.copy_out([(buffers[name], _local(tensor)) for name, tensor in state.items()])
+        return {name: self._as_sharded(buffers[name], tensor) for name, tensor in state.items()}, wait
 
-    def _copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        buffer = self._buffers.get(name)
-        if buffer is None:
-            buffer = self._device.host_buffer(local)
-            self._buffers[name] = buffer
-        # All copies are queued on the device and run one after the other; ``stage`` waits once for all of them.
-        buffer.copy_(local, non_blocking=True)
+    def hold(self) -> None:
+        """Let changes of the state that are asked for from now on come after the copies."""
+        self._device.after_copies()
+
+    def _as_sharded(self, buffer: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         if not isinstance(tensor, DTensor):
             return buffer
         mesh = self._host_mesh(tensor.device_mesh)
@@ -59,3 +69,7 @@ class Staging:
             # Making a mesh creates process groups, a collective: once, in the first save, when all processes are here.
             self._meshes[mesh] = DeviceMesh("cpu", mesh.mesh, mesh_dim_names=mesh.mesh_dim_names)
         return self._meshes[mesh]
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

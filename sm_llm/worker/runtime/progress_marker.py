@@ -54,6 +54,11 @@ class ProgressMarker:
             self._stepping = was_stepping
 
     @property
+    def has_stepped(self) -> bool:
+        """Whether a step of this attempt is done."""
+        return self._warm
+
+    @property
     def median_seconds(self) -> float | None:
         """The median duration of the last steps; None before there are enough."""
         durations = list(self._durations)

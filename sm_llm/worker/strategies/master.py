@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed.tensor import DTensor
+
+from sm_llm.worker.strategies.model import plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,3 +75,38 @@ class MasterWeights:
         if self._copies:
             copies: list[torch.Tensor] = [*self._copies]
             torch._foreach_copy_(copies, [*self.parameters.values()])
+
+
+class PlainMasters(MasterWeights):
+    """Plain parameters in the memory of sharded ones whose parts FSDP gathers in another format.
+
+    Optimiser, kernels and checkpoints know nothing of the class of such parts.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        self._sharded = dict(parameters)
+        super().__init__({name: _as_plain(it) for name, it in parameters.items()}, None)
+
+    def collect_gradients(self, *, last: bool) -> None:
+        """Those that FSDP has summed so far belong to the plain parameters."""
+        for name, sharded in self._sharded.items():
+            self.parameters[name].grad = sharded.grad
+
+    def drop_gradients(self) -> None:
+        super().drop_gradients()
+        for sharded in self._sharded.values():
+            sharded.grad = None
+
+
+def _as_plain(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+    if not isinstance(parameter, DTensor) or (inner := plain(parameter._local_tensor)) is parameter._local_tensor:
+        return parameter
+    whole = DTensor.from_local(
+        inner.detach(),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+    return torch.nn.Parameter(whole)

@@ -86,12 +86,19 @@ def materialise(model: torch.nn.Module, home: torch.device, device: torch.device
     with torch.no_grad():
         for name, parameter in named_parameters(model).items():
             local, offsets = _local_part(parameter)
+            local = plain(local)
             if weights is None:
                 # Not 0: a parameter that a checkpoint does not bring would go unnoticed.
                 local.fill_(math.nan)
             else:
                 local.copy_(weights.read(name, offsets, tuple(local.shape)))
     _rebuild_buffers(model, device)
+
+
+def plain(local: torch.Tensor) -> torch.Tensor:
+    """The tensor inside of a process's part that FSDP gathers in another format; any other as it is."""
+    inner: torch.Tensor = getattr(local, "_tensor", local) if hasattr(local, "fsdp_pre_all_gather") else local
+    return inner
 
 
 def _local_part(parameter: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:

@@ -11,7 +11,7 @@ from sm_llm.data.soundness import name_rows, rows_of_step
 from sm_llm.data.source import Source
 from sm_llm.errors import CheckpointError, DataError, RunFailed
 from sm_llm.runs.events.events import AttemptStarted, Step
-from sm_llm.spec.tasks import TrainTask
+from sm_llm.spec.tasks import TrainTask, settings
 from sm_llm.terminal import counted, quoted
 from sm_llm.worker.checkpoint.checkpoint import Checkpointer
 from sm_llm.worker.checkpoint.continuation_check import check_continuation, own_identity
@@ -25,7 +25,9 @@ from sm_llm.worker.runtime.collectives import ControlGroup
 from sm_llm.worker.runtime.fault_injection import fault_step, inject_fault
 from sm_llm.worker.strategies.table import find_device, make_strategy
 from sm_llm.worker.supervision.agreed_stop import Stopper
+from sm_llm.worker.supervision.start_lines import start_lines
 from sm_llm.worker.training import compile_report, random_state
+from sm_llm.worker.training.automatic import assert_equal, with_choices
 from sm_llm.worker.training.batch_transfer import global_targets, loss_share
 from sm_llm.worker.training.checkpoint_interval import interval_message
 from sm_llm.worker.training.job_setup import Setup, config_of, set_up, settled
@@ -51,13 +53,18 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     assert isinstance(job.task, TrainTask)
     device = find_device(job.task.parallelism.strategy, context.place)
     task = settled(job.task, device)
+    config = config_of(task)
+    task = with_choices(context, task, config, device)
     # Before anything is computed: that is when the first graphs are compiled. As it is written, as precompile sees it.
-    cache = open_cache(context, job.task, config_of(task))
+    cache = open_cache(context, job.task, config)
     strategy = make_strategy(task, context.place, device)
-    strategy.setup()
-    setup = set_up(task, strategy.layout, context.place.local_world_size, context.scratch)
-    kind = GraphExtraction if extracts_graphs() else Trainer
-    kind(context, setup, strategy, cache).run()
+    with start_lines(context):
+        context.doing = "connecting the processes"
+        strategy.setup()
+        context.doing = "reading the data"
+        setup = set_up(task, strategy.layout, context.place.local_world_size, context.scratch)
+        kind = GraphExtraction if extracts_graphs() else Trainer
+        kind(context, setup, strategy, cache).run()
     strategy.close()  # only now: a process that fails must not wait for the others to leave with it
 
 
@@ -74,6 +81,7 @@ class Trainer:
         self.strategy = strategy
         # The loop's own group: threads that save and publish have theirs.
         self.control = ControlGroup()
+        assert_equal(self.control.gather(settings(self.task)))
         self.store = context.store
         self.plateau = Plateau()
         self.steps = StepBuffer(strategy.device, strategy.layout.tensor)
@@ -246,19 +254,27 @@ class Trainer:
         """Choose the start, build model and optimiser, load what training continues from, open the data."""
         # Read from the data before a start is chosen: a checkpoint of other data is refused before anything is built.
         self.identity = own_identity(self.context, self.setup, self.control)
+        self.context.doing = "choosing a checkpoint to continue from"
         with self.recovery.restoring():
             start = self.continuable(self.resolver.choose())
         # A checkpoint replaces these states later, where it was saved by the same arrangement of processes.
         random_state.seed_everything(self.task.seed, self.context.place.rank, self.strategy.device)
+        self.context.doing = "building the model"
         if start.source == "scratch":
+            self.context.doing = "drawing the initial weights"
             self.context.notice("draws the initial weights")
         weights = first_weights(self.context, start, self.setup.config, self.task.seed)
         self.strategy.build(self.setup.config, weights)
         self.strategy.train_mode(True)
         # The sizes of shards are known only now; training has cost nothing yet.
-        check_space(self.context, self.control, self.strategy.state_dict(), self.task.checkpoint.keep_last)
+        state = self.strategy.state_dict()
+        check_space(self.context, self.control, state, self.task.checkpoint.keep_last)
+        self.checkpointer.prepare(state)
+        self.context.doing = "loading the checkpoint"
         with self.recovery.restoring():
             self.continue_from(start)
+        compiles = " and compiling the layers" if self.task.precision.compile is True else ""
+        self.context.doing = f"computing the first step{compiles}"
         return start
 
     def continuable(self, start: Start) -> Start:
@@ -321,6 +337,7 @@ class Trainer:
         targets = global_targets(micro_batches, padded=self.setup.train.padded, layout=layout, device=strategy.device)
         loss_sum = strategy.forward_backward(micro_batches, loss_share(layout, targets))
         rate = self.learning_rate(step)
+        self.checkpointer.hold()
         norm, flag = strategy.update(rate, self.task.optim.max_grad_norm, targets)
         self.finite.note(step, flag)
         self.steps.record(step, loss_sum, norm, targets, rate)
@@ -367,7 +384,7 @@ class Trainer:
         """Loss and perplexity on the validation rows, if there are any."""
         if self.setup.validation is None:
             return
-        micro_batch_size, max_rows = self.task.micro_batch_size, self.task.validation.max_rows
+        micro_batch_size, max_rows = self.task.micro_batch, self.task.validation.max_rows
         with self.meter.paused(), self.context.marker.during("validation"):
             found = validate(
                 self.strategy, self.setup.validation, step=step, micro_batch_size=micro_batch_size, max_rows=max_rows

@@ -32,18 +32,26 @@ def assert_float8(device: Device) -> None:
         )
 
 
-def compute_in_float8(layer: torch.nn.Module, *, emulate: bool) -> int:
+def compute_in_float8(layer: torch.nn.Module, *, emulate: bool, gathers: bool = False) -> int:
     """Let the linear layers inside of a decoder layer multiply in fp8. Returns how many do.
 
     Those with a size that is no multiple of 16 stay as they are. ``emulate``, for a CPU: numbers are rounded to fp8 and
-    multiplied in their own format, slowly, which shows what fp8 does to a loss.
+    multiplied in their own format, slowly, which shows what fp8 does to a loss. ``gathers``: FSDP gathers the weights
+    in fp8, half as many bytes, and each process rounds its own shards alone.
     """
     logging.getLogger(_PACKAGE).setLevel(logging.ERROR)  # it lists optional kernels that it could not load
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    config = Float8LinearConfig(emulate=emulate)
+    config = Float8LinearConfig(emulate=emulate, enable_fsdp_float8_all_gather=gathers)
     convert_to_float8_training(layer, module_filter_fn=_fits, config=config)
     return sum(type(module).__name__ == "Float8Linear" for module in layer.modules())
+
+
+def settle_scales(model: torch.nn.Module) -> None:
+    """Compute the scales of all weights that are gathered in fp8, in one collective; after each change of them."""
+    from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+    precompute_float8_dynamic_scale_for_fsdp(model)
 
 
 def _fits(module: torch.nn.Module, _: str) -> bool:

@@ -13,16 +13,18 @@ from torch.distributed.tensor import DTensor, Shard
 
 from sm_llm.errors import RunFailed
 from sm_llm.models.families.table import family
+from sm_llm.spec.tasks import plainest
 from sm_llm.worker.device import DTYPES, ask_for_determinism
 from sm_llm.worker.strategies.compiled import CompiledLayers
 from sm_llm.worker.strategies.fsdp.attention import CausalAttention
-from sm_llm.worker.strategies.fsdp.float8 import assert_float8, compute_in_float8
+from sm_llm.worker.strategies.fsdp.collectives import SharedMemoryReduceScatter
+from sm_llm.worker.strategies.fsdp.float8 import assert_float8, compute_in_float8, settle_scales
 from sm_llm.worker.strategies.fsdp.loss import LossHead
 from sm_llm.worker.strategies.fsdp.memory import computed_part, wrap_layer
 from sm_llm.worker.strategies.fsdp.mesh import Meshes, make_meshes, start_process_group
 from sm_llm.worker.strategies.fsdp.tensor import split_matrices
 from sm_llm.worker.strategies.fsdp.update import make_update
-from sm_llm.worker.strategies.master import MasterWeights
+from sm_llm.worker.strategies.master import MasterWeights, PlainMasters
 from sm_llm.worker.strategies.model import build_on_meta, decoder_layers, materialise, named_parameters, outer_modules
 from sm_llm.worker.strategies.packed import PackedWeights, unpacked
 from sm_llm.worker.strategies.passes import forward_loss, run_passes
@@ -52,12 +54,13 @@ class FsdpStrategy:
 
     def __init__(self, task: TrainTask, place: ProcessInfo, device: Device) -> None:
         self.device = device
-        self._task = task
+        self._task = task = plainest(task)
         self._spec = cast("FsdpSpec", task.parallelism)
         self._place = place
         self._compute = DTYPES[task.precision.compute]
         self._in_float8 = task.precision.compute == "fp8"
         self._meshes: Meshes | None = None
+        self._reduction: SharedMemoryReduceScatter | None = None
         self._owns_group = False
         kept = self._spec.activation_memory_budget if self._spec.activation_checkpointing == "budget" else None
         self._compiled = CompiledLayers(kept)
@@ -98,10 +101,14 @@ class FsdpStrategy:
         materialise(self._model, home, self.device.torch_device, reader)
         parameters = named_parameters(self._model)
         # Sharded parameters are rounded when they are gathered; a bare model needs copies.
-        self._masters = MasterWeights(parameters, self._compute if self._meshes is None else None)
+        if self._gathers_float8:
+            self._masters: MasterWeights = PlainMasters(parameters)
+        else:
+            self._masters = MasterWeights(parameters, self._compute if self._meshes is None else None)
         self._parameters = self._masters.parameters
         self.optimizer = build_adamw(self._parameters, kind.parameters(config), self._task.optim)
         self._update = make_update(self._masters, self.optimizer)
+        self._settle_scales()
 
     def _prepare_layers(self, config: Mapping[str, Any]) -> list[torch.nn.Module]:
         """Activation checkpointing and compilation, layer by layer. Returns the layers with what wraps them."""
@@ -111,7 +118,8 @@ class FsdpStrategy:
         for number, (parent, name) in enumerate(decoder_layers(self._model, config)):
             own = parent.get_submodule(name)
             # Innermost: what wraps the layer must see the modules that compute.
-            if self._in_float8 and not compute_in_float8(own, emulate=self.device.type == "cpu"):
+            emulate, gathers = self.device.type == "cpu", self._gathers_float8
+            if self._in_float8 and not compute_in_float8(own, emulate=emulate, gathers=gathers):
                 raise RunFailed(f"task.precision.compute: no product of {names[id(own)]} fits fp8. Use bf16")
             layer = wrap_layer(own, number, self._spec, keep_rng=keep_rng)
             parent.register_module(name, layer)
@@ -129,7 +137,7 @@ class FsdpStrategy:
         }
         if self._spec.offload_optimizer:
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
-        reshard = self._spec.reshard_after_forward
+        reshard = cast("bool | int", self._spec.reshard_after_forward)
         ends = outer_modules(self._model)
         if ends is not None:
             fully_shard(ends.table, reshard_after_forward=reshard, **options)
@@ -139,6 +147,20 @@ class FsdpStrategy:
         if ends is not None:  # the backward pass begins with them
             fully_shard(ends.head, reshard_after_forward=False, **options)
         fully_shard(self._model, reshard_after_forward=False, **options)
+        self._reduction = self._shared_reduction()
+
+    def _shared_reduction(self) -> SharedMemoryReduceScatter | None:
+        """Given to all sharded modules where it is safe, with releases of torch that take one."""
+        precision = self._task.precision
+        # Results that are converted, copied to the host, or summed again over copies are dropped before they were read.
+        drops = precision.reduce != precision.master or self._spec.offload_optimizer or self.layout.replicate > 1
+        if self.device.type != "cuda" or drops or not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+            return None
+        reduction = SharedMemoryReduceScatter(self.device.torch_device)
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_custom_reduce_scatter(reduction)  # type: ignore[arg-type]  # it has the methods
+        return reduction
 
     def _shard_dimension(self, parameter: torch.Tensor) -> Shard:
         """The first, or of a stack of few experts the second: else some processes would hold none of it."""
@@ -188,6 +210,8 @@ class FsdpStrategy:
         if isinstance(self._model, FSDPModule):
             # Only concerns ``replicate``; shards are reduced in every micro-batch.
             self._model.set_requires_all_reduce(last)
+        if self._reduction is not None:
+            self._reduction.keeps = next(iter(self._parameters.values())).grad is None
         yield
         self._masters.collect_gradients(last=last)
 
@@ -198,6 +222,7 @@ class FsdpStrategy:
         flag = flag_of(norm, targets)
         # Both kinds of flag skip the step.
         self._update.apply(learning_rate, flag.clamp(max=1.0))
+        self._settle_scales()
         return norm, flag
 
     def state_dict(self) -> dict[str, Any]:
@@ -211,6 +236,16 @@ class FsdpStrategy:
 
     def state_loaded(self) -> None:
         self._update.loaded()
+        self._settle_scales()
+
+    @property
+    def _gathers_float8(self) -> bool:
+        """Whether FSDP gathers the weights of products in fp8; not what is whole, or in host memory."""
+        return self._in_float8 and self._meshes is not None and not self._spec.offload_optimizer
+
+    def _settle_scales(self) -> None:
+        if self._gathers_float8:
+            settle_scales(self._model)
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._parameters.items():

@@ -63,6 +63,15 @@ class NeuronDevice:
     def read_later(self, value: torch.Tensor) -> Callable[[], float]:
         return value.item
 
+    def copy_out(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
+        for buffer, tensor in pairs:
+            buffer.copy_(tensor, non_blocking=True)
+        self.wait()
+        return lambda: None
+
+    def after_copies(self) -> None:
+        """Copies are complete when ``copy_out`` returns."""
+
     def host_buffer(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(tensor, device="cpu")
 

@@ -87,7 +87,7 @@ class NxdStrategy:
     @property
     def _rows(self) -> int:
         """Rows that the engine gets at a time: a micro-batch, or all those of a step where they pass through stages."""
-        size = self._task.micro_batch_size
+        size = self._task.micro_batch
         # A pipeline splits the rows of a step into micro-batches itself.
         if not self._is_pipeline or self._task.global_batch_size is None:
             return size
@@ -101,7 +101,7 @@ class NxdStrategy:
             "transformer_layer_cls": DecoderLayer,
             "leaf_module_cls": [RmsNorm.__name__, LossSum.__name__],
             "input_names": ["input_ids", "targets", "scale"],
-            "num_microbatches": self._rows // self._task.micro_batch_size,
+            "num_microbatches": self._rows // self._task.micro_batch,
             "virtual_pipeline_size": self._nxd.virtual_pipeline_degree,
             "auto_partition": True,
             "output_loss_value_spec": True,
@@ -230,7 +230,7 @@ class NxdStrategy:
         # NxD's pipeline refuses rows on a device: it brings each micro-batch there itself.
         device = torch.device("cpu") if self._is_pipeline else self.device.torch_device
         # A pipeline averages over its micro-batches, what they were scaled by included.
-        count = self._rows // self._task.micro_batch_size if self._is_pipeline else 1
+        count = self._rows // self._task.micro_batch if self._is_pipeline else 1
         factor = (torch.as_tensor(scale, dtype=torch.float32).to(device) * count).expand(self._rows)
         return {"input_ids": ids.to(device), "targets": next_tokens(labels).to(device), "scale": factor}
 
@@ -238,7 +238,7 @@ class NxdStrategy:
         """The sum of token losses of a pass. A pipeline gives their mean over micro-batches, on its last stage."""
         if found is None:
             return torch.zeros((), device=self.device.torch_device)
-        count = self._rows // self._task.micro_batch_size if self._is_pipeline else 1
+        count = self._rows // self._task.micro_batch if self._is_pipeline else 1
         return found.detach() * count
 
     def update(

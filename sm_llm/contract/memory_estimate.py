@@ -10,18 +10,19 @@ parts of a step do not have their peaks together: three moments are computed, an
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, warning
 from sm_llm.models.families.table import family
+from sm_llm.spec.tasks import plainest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sm_llm.models.families.family import Config
     from sm_llm.spec.derive import Derived
-    from sm_llm.spec.machines.hardware import Instance
+    from sm_llm.spec.machines.hardware import Card
     from sm_llm.spec.parallelism.base import Layout, MemoryTerms
     from sm_llm.spec.tasks import PrecisionSpec, TrainTask
 
@@ -32,6 +33,8 @@ SLACK = 1.06
 """What torch's allocator has held on one H200 over what was allocated: 1 to 6% (docs/benchmarks.md)."""
 LOGITS_SHARE = 1 / 32
 """Of a GPU's memory, for the logits of one chunk (``worker.strategies.fsdp.loss.logit_bytes``)."""
+_UNSHARED = 0.6
+"""Of gradients that may share the step's memory, what did not on one H200: their pieces are larger than most others."""
 # Bytes of an element.
 _FP32 = 4
 _SIZES = {"fp32": 4, "bf16": 2, "fp8": 2}
@@ -49,21 +52,28 @@ class MemoryEstimate:
     """What the backward pass still needs of the layers, and of the one that is computed again."""
     logits: float
     """Logits, those of one chunk where the loss is computed in chunks, and the gradients made of them."""
+    apart: float = 0.0
+    """Free memory that FSDP's own streams keep, which nothing else can take."""
 
     @property
     def total(self) -> float:
-        """All parts."""
+        """All parts that are allocated."""
         return self.states + self.working + self.activations + self.logits
 
-    def describe(self, card: Instance) -> str:
+    @property
+    def by_card(self) -> float:
+        """What the card shows as taken: with what the allocator loses and keeps, and what no tensor shows."""
+        return self.total * SLACK + self.apart + RESERVED_BYTES
+
+    def describe(self, card: Card) -> str:
         """``about 31 of 40 GiB: states 12.6, …``."""
         parts = ("states", "working", "activations", "logits")
         listed = ", ".join(f"{name} {getattr(self, name) / GIB:.1f}" for name in parts)
-        return f"about {self.total / GIB:.1f} of {card.accelerator_gib:g} GiB: {listed}"
+        return f"about {self.total / GIB:.1f} of {card.gib:.4g} GiB: {listed}"
 
-    def warnings(self, card: Instance) -> Iterator[Issue]:
+    def warnings(self, card: Card) -> Iterator[Issue]:
         """Where it probably does not fit."""
-        if self.total * SLACK + RESERVED_BYTES <= card.accelerator_gib * GIB:
+        if self.by_card <= card.gib * GIB:
             return
         takes = "the runtime takes" if card.is_neuron else "CUDA and NCCL take"
         message = (
@@ -76,14 +86,13 @@ class MemoryEstimate:
         yield warning("memory-probably-short", "task.micro_batch_size", message, remedy=remedy)
 
 
-def memory_estimate(
-    config: Config, task: TrainTask, derived: Derived, node_size: int, card: Instance
-) -> MemoryEstimate:
+def memory_estimate(config: Config, task: TrainTask, derived: Derived, node_size: int, card: Card) -> MemoryEstimate:
     """The peak of one GPU or core of ``card`` in training a canonical ``config``, ``node_size`` of them a node.
 
-    The degrees were checked before.
+    The degrees were checked before. Settings that are ``auto`` count as the plainest.
     """
     # Each strategy's own class states what it shards, keeps and computes again; the arithmetic is common.
+    task = plainest(task)
     terms = task.parallelism.memory()
     arranged = task.parallelism.layout(derived.world_size, node_size)
     if terms.zero1 is not None:
@@ -92,7 +101,8 @@ def memory_estimate(
     if not terms.fuses_loss:
         return _together(step, tokens_of(derived, arranged))
     loss = _loss_bytes(config, step, tokens_of(derived, arranged), card)
-    return max((_at_the_loss(step, loss), _into_the_backward(step), _at_the_end(step)), key=lambda it: it.total)
+    moments = (_at_the_loss(step, loss), _into_the_backward(step), _at_the_end(step))
+    return replace(max(moments, key=lambda it: it.total), apart=step.apart)
 
 
 def tokens_of(derived: Derived, arranged: Layout) -> int:
@@ -150,6 +160,8 @@ class _Step:
     computes_again: bool
     vocabulary: float
     """Entries whose logits this GPU computes."""
+    apart: float
+    """See ``_apart``."""
 
     @classmethod
     def of(cls, config: Config, task: TrainTask, terms: MemoryTerms, arranged: Layout, derived: Derived) -> _Step:
@@ -170,18 +182,21 @@ class _Step:
         else:
             # The parameter and AdamW's two moments, each in the format of the master weights.
             lasting, gradients = shard * (3 * master + copies + earlier), shard * own
-        kept_gathered = 0.0
+        kept_gathered, layers = 0.0, parts.all - parts.root
+        # Weights of products are gathered in fp8, half as large.
+        gathered = 0.5 if precision.compute == "fp8" else 1.0
         # Gathered parameters are kept whole after the forward pass, or divided over that many processes.
         if terms.resharded is False:
-            kept_gathered = parts.all
+            kept_gathered = parts.root + layers * gathered
         elif terms.resharded is not True:
-            kept_gathered = parts.all / terms.resharded
+            kept_gathered = (parts.root + layers * gathered) / terms.resharded
         tokens = tokens_of(derived, arranged)
         kept, whole = activation_bytes(config, terms, arranged, task.precision)
         again = terms.recomputes not in ("none", "budget")
         return cls(
             parts, compute, _SIZES[precision.reduce], lasting, gradients, not alone, kept_gathered,
             tokens * kept, tokens * whole, again, family(config).vocab_size(config) / arranged.tensor,
+            0.0 if alone else _apart(parts, arranged, compute, precision),
         )  # fmt: skip
 
     def gathered(self, elements: float) -> float:
@@ -193,6 +208,14 @@ class _Step:
     def unreduced(self, elements: float) -> float:
         """Bytes of gradients of ``elements`` parameters on their way to the shards: as computed, and as summed."""
         return (self.compute + self.reduce) * elements if self.gathers else 0.0
+
+
+def _apart(parts: _Parameters, arranged: Layout, compute: int, precision: PrecisionSpec) -> float:
+    """Buffers of gathers in flight, and of the gradients what finds no free memory of the step that is large enough."""
+    # Else they are converted, or summed again, on streams of their own (``fsdp.collectives``).
+    shares = arranged.replicate == 1 and precision.reduce == precision.master
+    gradients = _SIZES[precision.master] * parts.all / arranged.shard
+    return compute * (parts.head + parts.layer) + (_UNSHARED if shares else 1.0) * gradients
 
 
 def _at_the_loss(step: _Step, loss: float) -> MemoryEstimate:
@@ -265,14 +288,14 @@ def _of_a_stage(
     )
 
 
-def _loss_bytes(config: Config, step: _Step, tokens: int, card: Instance) -> float:
+def _loss_bytes(config: Config, step: _Step, tokens: int, card: Card) -> float:
     """Logits of one chunk, the gradient of the head's weight, the head's inputs and their gradient.
 
     The sizes of chunks are those of ``worker.strategies.fsdp.loss``.
     """
     row = step.compute * step.vocabulary
     # As many chunks as keep the logits of one below their share of the memory.
-    chunks = math.ceil(tokens * row / (card.accelerator_gib * GIB * LOGITS_SHARE))
+    chunks = math.ceil(tokens * row / (card.gib * GIB * LOGITS_SHARE))
     weight = (step.compute if chunks <= 1 else _FP32) * step.parts.head
     return tokens * row / max(1, chunks) + weight + 2 * tokens * step.compute * int(config["hidden_size"])
 
@@ -285,7 +308,7 @@ def activation_bytes(
     widths, layers = family(config).layer_widths(config), int(config["num_hidden_layers"])
     around = arranged.tensor if terms.splits_sequence else 1
     boundary = compute * widths.hidden / around
-    if precision.compile:
+    if precision.compile is True:
         # What norms and the activation give is computed again from what they take, where products are in fp8.
         again = widths.cheap if precision.compute == "fp8" else 0
         whole = float(compute * (widths.compiled - again))
@@ -298,7 +321,7 @@ def activation_bytes(
         return layers * min(whole, boundary + terms.budget * (compute * widths.compiled - boundary)), whole
     if terms.recomputes == "selective":
         # A compiled layer leaves out the last product, which is the next layer's input.
-        outer = 0.0 if precision.compile else widths.products_around / around
+        outer = 0.0 if precision.compile is True else widths.products_around / around
         kept = boundary + compute * (outer + widths.products / arranged.tensor)
     else:
         kept = 0.0 if terms.offloads_activations else boundary

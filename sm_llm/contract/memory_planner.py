@@ -1,0 +1,218 @@
+"""Chooses the settings that a training leaves open (``auto``) by speed and by the memory of a GPU: a pure function.
+
+Each way to save memory has a price in time; a larger micro-batch, and parameters that stay gathered, win time for
+memory. The fastest combination whose predicted peak fits is taken. Prices were measured on H200s (docs/benchmarks.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.contract.memory_estimate import GIB, memory_estimate
+from sm_llm.models.families.table import family
+from sm_llm.spec.derive import derive_task
+from sm_llm.spec.machines.hardware import peak_flops
+from sm_llm.spec.tasks import (
+    AUTO,
+    CHECKPOINTING,
+    COMPILE,
+    MICRO_BATCH,
+    PLAINEST,
+    RESHARD,
+    open_settings,
+    plainest,
+    with_settings,
+)
+from sm_llm.terminal import counted, duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sm_llm.contract.memory_estimate import MemoryEstimate
+    from sm_llm.models.families.family import Config
+    from sm_llm.spec.machines.hardware import Card
+    from sm_llm.spec.tasks import TrainTask
+
+SPEEDS = {"none": 1.0, "budget": 0.992, "selective": 0.923, "every_nth": 0.90, "full": 0.82}
+"""Way of checkpointing -> speed relative to none, in the order in which they are tried."""
+_MORE_TOKENS = 1180.0
+"""A micro-batch of n tokens takes the time of n and this many: products are small, and gathers come once for each."""
+_KEPT = 1.025
+"""How much faster a step is whose parameters stay gathered."""
+_MOST_TOKENS = 65_536
+"""Of a micro-batch: more would win less than 1%."""
+_USED = 0.97
+"""Share of the memory that a prediction may fill, for it errs by a few percent."""
+_EAGER_SHARE = 0.4
+"""Of the peak rate, that layers reach which are not compiled."""
+_COMPILED_SECONDS = 300.0
+"""A training shorter than this, by that rate, does not win back the minute that compilation takes."""
+_COMPILED_STEPS = 200
+"""The same in steps, for a card whose peak rate is not known."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a training runs."""
+
+    card: Card | None
+    """None computes on CPUs."""
+    world_size: int
+    node_size: int
+    no_compiler: str | None = None
+    """Why torch.compile cannot work there; None if it can, as far as is known."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen for the settings that a training left open, and why."""
+
+    values: Mapping[str, Any]
+    """Setting, below the task -> value."""
+    reason: str
+    predicted_bytes: float | None = None
+    """Peak of a GPU that was predicted, by the card."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        chosen = ", ".join(f"{name} {_shown(value)}" for name, value in self.values.items())
+        return f"{chosen}: {self.reason}"
+
+
+def choose(config: Config, task: TrainTask, place: Place, rows: int | None = None) -> Choice | None:
+    """Values for everything that ``task`` leaves open; None where it leaves nothing.
+
+    ``config`` is the canonical config of its model, ``rows`` the number of its training rows where they are known.
+    Raises ``SpecError`` where the task's numbers do not fit together.
+    """
+    names = open_settings(task)
+    if not names:
+        return None
+    plain = plainest(task)
+    plans = task.parallelism.can.plans_memory
+    if not plans or place.card is None:
+        why = "on CPUs" if plans else f"with strategy {task.parallelism.strategy}"
+        return Choice({name: _value(plain, name) for name in names}, f"nothing is planned {why}")
+    compiled, why = _compiles(config, task, place, rows)
+    if COMPILE in names:
+        task = with_settings(task, {COMPILE: compiled})
+    found = list(_fastest_of_each(config, task, place, place.card))
+    fitting = [it for it in found if it.fits]
+    # ``max`` takes the first of equals: the way of checkpointing that comes first.
+    best = max(fitting, key=lambda it: it.speed) if fitting else min(found, key=lambda it: it.estimate.by_card)
+    values = {**best.values, COMPILE: compiled}
+    return Choice(
+        {name: values[name] for name in names},
+        "; ".join([_fit(best, place.card), *([why] if COMPILE in names else [])]),
+        best.estimate.by_card,
+    )
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    values: dict[str, Any]
+    estimate: MemoryEstimate
+    speed: float
+    fits: bool
+
+
+def _fastest_of_each(config: Config, task: TrainTask, place: Place, card: Card) -> Iterator[_Candidate]:
+    """For every way of checkpointing and gathering the largest micro-batch that fits; the smallest where none does."""
+    sizes = _micro_batches(task, place)
+    for kind in _kinds(task):
+        for resharded in _reshards(task, place):
+            found = None
+            low, high = 0, len(sizes) - 1
+            # Memory grows with the micro-batch, so the largest that fits is found by halving.
+            while low <= high:
+                middle = (low + high) // 2
+                tried = _candidate(config, task, place, card, (sizes[middle], kind, resharded))
+                low, high = (middle + 1, high) if tried.fits else (low, middle - 1)
+                # Until one fits each is smaller than the last, from then on each that fits is larger.
+                if found is None or tried.fits or not found.fits:
+                    found = tried
+            assert found is not None
+            yield found
+
+
+def _candidate(
+    config: Config, task: TrainTask, place: Place, card: Card, chosen: tuple[int, str, bool | int]
+) -> _Candidate:
+    size, kind, resharded = chosen
+    values = {MICRO_BATCH: size, CHECKPOINTING: kind, RESHARD: resharded}
+    tried = with_settings(task, values)
+    derived = derive_task(tried, place.world_size, node_size=place.node_size)
+    estimate = memory_estimate(config, tried, derived, place.node_size, card)
+    tokens = size * task.data.seq_length
+    speed = SPEEDS[kind] * tokens / (tokens + _MORE_TOKENS) * (_KEPT if resharded is False else 1.0)
+    return _Candidate(values, estimate, speed, estimate.by_card <= _USED * card.gib * GIB)
+
+
+def _kinds(task: TrainTask) -> Sequence[str]:
+    given = _value(task, CHECKPOINTING)
+    if given != AUTO:
+        return [given]
+    if getattr(task.parallelism, "offload_activations", False):
+        return ["every_nth", "full"]
+    # The budget is torch.compile's own.
+    return [kind for kind in SPEEDS if kind != "budget" or task.precision.compile is True]
+
+
+def _reshards(task: TrainTask, place: Place) -> Sequence[bool | int]:
+    given = _value(task, RESHARD)
+    if given != AUTO:
+        return [given]
+    # Where nothing is sharded nothing is gathered.
+    is_sharded = task.parallelism.layout(place.world_size, place.node_size).shard > 1
+    return [False, True] if is_sharded else [True]
+
+
+def _micro_batches(task: TrainTask, place: Place) -> list[int]:
+    """Ascending."""
+    if task.micro_batch_size != AUTO:
+        return [task.micro_batch]
+    data = task.parallelism.layout(place.world_size, place.node_size).data
+    own = (task.global_batch_size or data) // data
+    most = max(1, _MOST_TOKENS // task.data.seq_length)
+    return [size for size in range(1, min(own, most) + 1) if own % size == 0] or [1]
+
+
+def _compiles(config: Config, task: TrainTask, place: Place, rows: int | None) -> tuple[bool, str]:
+    """Whether layers are compiled, and why."""
+    if task.precision.compile != AUTO:
+        return task.precision.compile is True, ""
+    if task.parallelism.degrees.tensor > 1:
+        return False, "not compiled with tensor parallelism"
+    if place.no_compiler is not None:
+        return False, f"not compiled: {place.no_compiler}"
+    derived = derive_task(plainest(task), place.world_size, rows, node_size=place.node_size)
+    peak = peak_flops(place.card.name) if place.card is not None else None
+    if _value(task, CHECKPOINTING) == "budget" or derived.total_steps is None or derived.total_tokens is None:
+        return True, "compiled"
+    if peak is None:
+        pays = derived.total_steps >= _COMPILED_STEPS
+        return pays, f"{'compiled' if pays else 'not compiled'} for {counted(derived.total_steps, 'step')}"
+    flops = family(config).flops_per_token(config, task.data.seq_length) * derived.total_tokens
+    seconds = flops / (peak * _EAGER_SHARE * place.world_size)
+    pays = seconds >= _COMPILED_SECONDS
+    return pays, f"{'compiled' if pays else 'not compiled'} for about {duration(seconds)} of training"
+
+
+def _fit(best: _Candidate, card: Card) -> str:
+    size = f"{best.estimate.by_card / GIB:.1f} GiB of {card}"
+    if not best.fits:
+        return f"nothing is predicted to fit, and this takes least, {size}"
+    return f"the fastest that is predicted to fit, {size}"
+
+
+def _value(task: TrainTask, name: str) -> Any:
+    holder, _, field = name.rpartition(".")
+    return getattr(getattr(task, holder) if holder else task, field, PLAINEST[name])
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,48 @@
+"""A line every few seconds until the first step, and none from then on."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from sm_llm.worker.context import WorkerContext
+from sm_llm.worker.process_info import ProcessInfo
+from sm_llm.worker.runtime.progress_marker import ProgressMarker
+from sm_llm.worker.supervision.start_lines import start_lines
+
+
+class Context(WorkerContext):
+    """One that keeps what it says."""
+
+    def __init__(self, rank: int = 0) -> None:
+        self.place, self.marker, self.began = ProcessInfo(rank=rank, world_size=2), ProgressMarker(), 0.0
+        self.lines: list[str] = []
+        self.told = threading.Event()
+
+    def say(self, message: str) -> None:
+        self.lines.append(message)
+        self.told.set()
+
+
+def test_lines_say_what_the_start_is_at_until_a_step_is_done() -> None:
+    context: Any = Context()
+    context.doing = "drawing the initial weights"
+    with start_lines(context, 0.01):
+        assert context.told.wait(60)
+        context.doing = "computing the first step"
+        context.told.clear()
+        assert context.told.wait(60)
+        context.marker.begin(0)
+        context.marker.done(1)
+        threads = [it for it in threading.enumerate() if it.name == "start-lines"]
+        for thread in threads:
+            thread.join(60)
+        count = len(context.lines)
+    assert "still drawing the initial weights, " in context.lines[0]
+    assert any("still computing the first step, " in it for it in context.lines)
+    assert count == len(context.lines)
+
+
+def test_other_processes_say_nothing() -> None:
+    with start_lines(Context(rank=1), 0.01):
+        assert not [it for it in threading.enumerate() if it.name == "start-lines"]
