@@ -157,7 +157,7 @@ def check_strategy(training: TrainingSubject) -> Iterator[Issue]:
             task.micro_batch,
             task.data.seq_length,
             compiles=task.precision.compile is True,
-            may_compile=task.precision.compile == AUTO,
+            may_compile=task.precision.compile == "auto",
             compute=task.precision.compute,
             samples=task.logging.sample_prompt is not None,
             master=task.precision.master,
