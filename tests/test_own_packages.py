@@ -53,6 +53,7 @@ ALLOWED = {
     "spec/parallelism/table.py": (set(STRATEGIES), "the rows"),
     "spec/parallelism/smp.py": ({"fsdp"}, "a parameter of its library"),
     "spec/tasks.py": ({"nxd"}, "a form of checkpoints"),
+    "spec/validation/task_checks.py": ({"nxd"}, "a form of checkpoints"),
     "worker/inputs/graph_cache.py": ({"nxd"}, "the cache of compiled graphs is that engine's"),
     "worker/results/deliver.py": ({"nxd"}, "a form of checkpoints"),
     "worker/tasks/convert.py": ({"nxd"}, "a form of checkpoints"),
