@@ -204,6 +204,7 @@ def test_C8_settings_of_inputs_of_fit_are_checked_alike(calls: list[Any]) -> Non
         ({"metric_definitions": [{"Name": "", "Regex": "(.)"}]}, ("metric_definitions", "Name")),
         ({"metric_definitions": {"a": "(.)"}}, ("metric_definitions",)),
         ({"metric_definitions": [{"Name": f"m{it}", "Regex": "(.)"} for it in range(40)]}, ("at most 40",)),
+        ({"metric_definitions": [{"Name": "a", "Regex": "(.)"}] * 2}, ("defines 'a' 2 times",)),
     ],
     ids=lambda it: str(it)[:40],
 )

@@ -48,6 +48,10 @@ def passed_issues(passed: Mapping[str, Any], own_metrics: Sequence[Mapping[str, 
 
 
 def _metric_issues(given: Sequence[Mapping[str, str]], own: Sequence[Mapping[str, str]]) -> Iterator[Issue]:
+    names = [rule["Name"] for rule in given]
+    for name in sorted({it for it in names if names.count(it) > 1}):
+        problem = f"defines {name!r} {names.count(name)} times, and only the last would count"
+        yield Issue("metric-name-repeated", "metric_definitions", problem, remedy="Keep one, or rename the others")
     for number, rule in enumerate(given):
         path = f"metric_definitions.{number}.Regex"
         try:
