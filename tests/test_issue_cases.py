@@ -315,6 +315,8 @@ PLANNED: list[Case] = [
     ("setting-without-effect", TRAIN, ("task.not_finite.limit=3",)),
     ("storage-option-without-effect", TRAIN, ("storage_options.kms_key_id=k",)),
     ("variable-without-effect", TRAIN, ("environment.OMP_NUM_THREADS=2", "backend.threads_per_process=1")),
+    ("local-input-empty", SCRIPT, ("inputs.a=empty",)),
+    ("local-input-is-file", SCRIPT, ("inputs.a=file.txt",)),
     ("input-mode-without-effect", SCRIPT, ({"inputs": {"a": {"uri": "s3://bucket/x", "mode": "File"}}},)),
     ("plateau-without-validation", TRAIN, ("task.optim.schedule=plateau",)),
     ("processes-idle", PREPARE, ("compute.processes_per_instance=2",)),
@@ -380,6 +382,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with RowsWriter(root / name, 4, 8, (), 100) as writer:
             writer.write(np.arange(4 * count, dtype=np.int32).reshape(count, 4) % 8)
             writer.finish("train", padded=False)
+    (root / "empty" / "below").mkdir(parents=True)
     (root / "empty.txt").write_text("")
     (root / "file.txt").write_text("x")
     return root

@@ -25,7 +25,7 @@ from sm_llm.data.prepare.source_files import is_hidden
 from sm_llm.errors import DataError
 from sm_llm.owned import temporary_folder
 from sm_llm.runs.run_folders import files_outside_runs, runs_sentence
-from sm_llm.terminal import counted
+from sm_llm.terminal import counted, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,8 +37,10 @@ BLOCK_BYTES = 16_000_000
 ROWS_PER_SHARD = 100_000
 # Beside a conversion's rows: which files they come from, and how many of them have nothing to learn from.
 _FILES = "files.json"
+# Lists and objects of a line whose further fields are named: arrow descends into each by a call of its own.
+_MOST_NESTED = 100
 _OBJECT = re.compile(rb"\s*\{")
-_SCHEMA = pa.schema([("input_ids", pa.list_(pa.int64())), ("attention_mask", pa.list_(pa.int64()))])
+_SCHEMA = pa.schema([(name, pa.list_(pa.int64())) for name in ("input_ids", "attention_mask", "labels")])
 
 
 def convert(folder: Path, seq_length: int, vocab_size: int, scratch: Path | None) -> Path:
@@ -106,8 +108,9 @@ class Places:
     @property
     def notices(self) -> list[str]:
         """What to report of the rows."""
-        empty = self._facts["without_targets"]
-        return [f"{self._folder}: {counted(empty, 'row')} without a label to learn from"] if empty else []
+        empty, others = self._facts["without_targets"], self._facts["not_read"]
+        found = [f"{self._folder}: {counted(empty, 'row')} without a label to learn from"] if empty else []
+        return [*found, f"{self._folder}: fields that are not read: {quoted(*others)}"] if others else found
 
     def place(self, row: int) -> str:
         """Reads the file again up to the row: for messages only."""
@@ -126,7 +129,7 @@ class Places:
 
 def _digest(folder: Path, files: list[Path], seq_length: int, vocab_size: int) -> str:
     facts = [(str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    text = json.dumps([_FILES, str(folder.resolve()), facts, seq_length, vocab_size])
+    text = json.dumps([_FILES, _SCHEMA.names, str(folder.resolve()), facts, seq_length, vocab_size])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -144,28 +147,32 @@ def _write(folder: Path, files: list[Path], target: Path, seq_length: int, vocab
     if temporary.is_dir():
         shutil.rmtree(temporary)
     with RowsWriter(temporary, seq_length, vocab_size, ("attention_mask",), ROWS_PER_SHARD) as writer:
-        padded, empty, firsts = False, 0, []
+        padded, empty, firsts, others = False, 0, [], set[str]()
         for path in files:
             firsts.append([path.relative_to(folder).as_posix(), writer.rows])
-            for ids, mask in _file_rows(path, seq_length, vocab_size):
+            for ids, mask in _file_rows(path, seq_length, vocab_size, others):
                 padded = padded or not bool(mask.all())
                 empty += int((~mask[:, 1:].any(axis=1)).sum())
                 writer.write(ids.astype(np.int32), mask)
         if writer.rows == 0:
             raise DataError(f"{folder}: no rows in {counted(len(files), 'file')}")
-        write_json(temporary / _FILES, {"files": firsts, "without_targets": empty})
+        write_json(temporary / _FILES, {"files": firsts, "without_targets": empty, "not_read": sorted(others)})
         writer.finish("train", padded)
     # Only the rename makes the conversion exist: the other processes see all of it or nothing.
     temporary.replace(target)
 
 
-def _file_rows(path: Path, seq_length: int, vocab_size: int) -> Iterator[tuple[Ids, npt.NDArray[np.bool_]]]:
+def _file_rows(
+    path: Path, seq_length: int, vocab_size: int, others: set[str]
+) -> Iterator[tuple[Ids, npt.NDArray[np.bool_]]]:
+    """Rows of a file and their masks; ``others`` gets the names of fields that are not read."""
     for first_line, block in _blocks(path):
         # Arrow parses nearly every block. What it refuses, or what a check refuses, is parsed again line by line:
         # slower, but with the number of the line that is wrong.
         parsed = _parse(block)
         if parsed is None or not _is_sound(*parsed, vocab_size):
             parsed = _parse_slowly(path, first_line, block, vocab_size)
+        others |= _other_fields(block)  # of the first line of a block, which is sound by now
         ids, mask, lengths = parsed
         rows, inside = ragged_to_rows(ids, lengths, seq_length, fill=0)
         kept, _ = ragged_to_rows(mask, lengths, seq_length, fill=0)
@@ -207,13 +214,21 @@ def _parse(block: bytes) -> tuple[Ids, Ids, Ids] | None:
         )
     except pa.ArrowException:
         return None
-    (ids, lengths), (given, given_lengths) = (_ragged(table.column(name).combine_chunks()) for name in _SCHEMA.names)
+    (ids, lengths), (given, given_lengths), (labels, label_lengths) = (
+        _ragged(table.column(name).combine_chunks()) for name in _SCHEMA.names
+    )
     # A missing list has length -1: a line may lack the mask, but not the ids.
     has_mask = given_lengths >= 0
     if (lengths < 0).any() or (lengths != given_lengths)[has_mask].any():
         return None
     mask = np.ones_like(ids)
     mask[np.repeat(has_mask, lengths)] = given
+    has_labels = label_lengths >= 0
+    if (lengths != label_lengths)[has_labels].any():
+        return None
+    labelled = np.repeat(has_labels, lengths)
+    if ((labels != ids[labelled]) & (mask[labelled] != 0)).any():
+        return None
     return ids, mask, lengths
 
 
@@ -262,6 +277,26 @@ def _values(row: dict[str, Any]) -> tuple[list[int], list[int]]:
     return ids, [1] * len(ids) if given is None else [int(item) for item in given]
 
 
+def _repeats(labels: list[Any], ids: list[int], mask: list[int] | None) -> bool:
+    """Whether labels are the ids themselves, but for padding."""
+    real = mask or [1] * len(ids)
+    return len(labels) == len(ids) and all(
+        it == own or not kept for it, own, kept in zip(labels, ids, real, strict=True)
+    )
+
+
+def _other_fields(block: bytes) -> set[str]:
+    """Names of the fields of the first line that are not read."""
+    line = block.lstrip().split(b"\n", 1)[0]
+    if line.count(b"[") + line.count(b"{") > _MOST_NESTED:
+        return set()
+    try:  # by arrow, because a line may hold very many numbers
+        found = pa.json.read_json(pa.BufferReader(line), pa.json.ReadOptions(block_size=len(line) + 1)).column_names
+    except pa.ArrowException:  # it infers one type for each list, and the lines were read by their own rules
+        return set()
+    return set(found) - set(_SCHEMA.names)
+
+
 def _problem(row: Any, vocab_size: int) -> str:
     if not isinstance(row, dict):
         return f"a JSON object is expected, found {type(row).__name__}"
@@ -280,6 +315,11 @@ def _problem(row: Any, vocab_size: int) -> str:
         return (
             f"attention_mask must be ones, then zeros, but is 0 before position {rise}: tokens there would be attended "
             "to all the same. Put the padding behind the text, or leave it out"
+        )
+    if isinstance(labels := row.get("labels"), list) and not _repeats(labels, ids, mask):
+        return (
+            "labels are not those of input_ids, and have no effect: every token that is not padding is learned from. "
+            "Leave them out, or give a folder of rows with a column labels (task.data.format=rows)"
         )
     wrong = next((item for item in ids if not 0 <= item < vocab_size), None)
     return "" if wrong is None else f"token id {wrong} lies outside the vocabulary of {vocab_size} tokens"

@@ -97,6 +97,26 @@ def test_DT13_a_wrong_line_is_named(
     assert not list((tmp_path / "scratch").glob("*/state.json"))
 
 
+@pytest.mark.parametrize("labels", [[1, -100, 3, 4], [1, 2, 3], [2, 3, 4, 5]])
+def test_labels_that_would_have_no_effect_are_refused(
+    labels: list[int], folder: Path, tmp_path: Path, write_jsonl: Write
+) -> None:
+    write_jsonl(folder / "a.json", [row([1, 2, 3, 4]), {**row([1, 2, 3, 4]), "labels": labels}])
+    with pytest.raises(DataError, match=r"a\.json:2: labels are not those of input_ids.*task\.data\.format=rows"):
+        convert(folder, 4, 1000, tmp_path / "scratch")
+
+
+def test_labels_that_repeat_the_ids_are_taken_and_fields_that_are_not_read_are_named(
+    folder: Path, tmp_path: Path, write_jsonl: Write
+) -> None:
+    lines = [{**row([1, 2, 3, 0], [1, 1, 1, 0]), "labels": [1, 2, 3, -100]}, {**row([5, 6, 7, 8]), "labels": None}]
+    write_jsonl(folder / "a.json", lines)
+    write_jsonl(folder / "b.json", [{"input_ids": [1, 2, 3, 4], "labels": "positive", "loss_mask": [1, 0, 1, 1]}])
+    source = opened(folder, tmp_path / "scratch")
+    assert source.rows(np.arange(3)).labels.tolist() == [[1, 2, 3, -100], [5, 6, 7, 8], [1, 2, 3, 4]]
+    assert f"{folder}: fields that are not read: loss_mask other" in source.notices
+
+
 def test_DT11_folders_without_rows_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         convert(tmp_path / "nowhere", 4, 10, tmp_path)

@@ -283,6 +283,79 @@ def test_S12_12_inputs_of_fit_are_inputs_of_the_job_and_of_its_record(
         assert {it["Key"]: it["Value"] for it in calls[-1][1]["Tags"]}["sm_llm:run"] == est.run_uri
 
 
+def test_a_role_that_a_pipeline_knows_is_a_role(calls: list[Any]) -> None:
+    from sagemaker.workflow.functions import Join
+    from sagemaker.workflow.parameters import ParameterString
+    from sagemaker.workflow.pipeline import Pipeline
+    from sagemaker.workflow.pipeline_context import PipelineSession
+    from sagemaker.workflow.steps import TrainingStep
+
+    spec = job()
+    del spec["backend"]["role"]
+    session = PipelineSession(default_bucket=BUCKET)
+    account = ParameterString("Account")
+    for role in (ParameterString("Role"), Join("", ["arn:aws:iam::", account, ":role/x"])):
+        est = estimator(spec, role=role, sagemaker_session=session)
+        est.set_hyperparameters(**{"task.max_steps": 4})
+        step = TrainingStep("train", step_args=est.fit())
+        definition = json.loads(Pipeline("p", [account], steps=[step], sagemaker_session=session).definition())
+        assert definition["Steps"][0]["Arguments"]["RoleArn"] == role.expr
+        assert est.plan.target.facts["role"] == "a variable of the pipeline"
+    bad = ParameterString("Role", "me")
+    refused(lambda: estimator(spec, role=bad, sagemaker_session=session), "backend.role", "'me'")
+    refused(lambda: estimator(spec, role=ParameterString("Role")), "role: is a pipeline variable", "PipelineSession")
+    refused(lambda: estimator(spec, sagemaker_session=session), "backend.role: no IAM role is given")
+
+
+@pytest.mark.parametrize("is_pipeline", [False, True])
+def test_a_role_of_another_account_is_warned_of_before_anything_is_stored(
+    is_pipeline: bool, calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    import sagemaker
+    from sagemaker.workflow.parameters import ParameterString
+    from sagemaker.workflow.pipeline import Pipeline
+    from sagemaker.workflow.pipeline_context import PipelineSession
+    from sagemaker.workflow.steps import TrainingStep
+
+    session = (PipelineSession if is_pipeline else sagemaker.Session)(default_bucket=BUCKET)
+
+    def warned(**given: Any) -> int:
+        est = estimator(job(), sagemaker_session=session, **given)
+        assert "account" not in capsys.readouterr().err  # building an estimator contacts nothing
+        step = est.fit(**({} if is_pipeline else {"wait": False}))
+        if is_pipeline:
+            pipeline = Pipeline("p", steps=[TrainingStep("a", step_args=step)], sagemaker_session=session)
+            assert pipeline.definition() == pipeline.definition()
+        text = " ".join(capsys.readouterr().err.split())
+        return text.count("is of account 111122223333, and the credentials here are of 123456789012")
+
+    assert warned() == 1
+    assert warned(role="arn:aws:iam::123456789012:role/x") == 0
+    if is_pipeline:
+        assert warned(role=ParameterString("Role")) == 0
+
+
+def test_lists_with_pipeline_variables_are_checked_by_their_entries(calls: list[Any]) -> None:
+    from sagemaker.workflow.parameters import ParameterFloat, ParameterString
+    from sagemaker.workflow.pipeline_context import PipelineSession
+
+    def built(**given: Any) -> Any:
+        return estimator(job(), sagemaker_session=PipelineSession(default_bucket=BUCKET), **given)
+
+    unknown, betas = ParameterString("Unknown"), "task.optim.betas"
+    refused(
+        lambda: built(hyperparameters={betas: [0.9, ParameterFloat("B", 0.99)]}), betas, "one text", "'[0.9, 0.95]'"
+    )
+    inside = {"task.optim": {"learning_rate": ParameterFloat("B", 0.99)}}
+    refused(lambda: built(hyperparameters=inside), "task.optim", "such as task.optim.learning_rate")
+    built(hyperparameters={betas: ParameterString("Betas", "[0.9, 0.95]")})
+    refused(lambda: built(hyperparameters={betas: ParameterString("Betas", "[0.9, 1.5]")}), betas, "less than 1")
+    refused(lambda: built(subnets=[unknown, "a b"], security_group_ids=[unknown]), "backend.vpc.subnets", "a b")
+    refused(lambda: built(tags=[{"Key": "a", "Value": unknown}, {"Key": "b", "Value": "x" * 300}]), "backend.tags.b")
+    refused(lambda: built(environment={"A": unknown, "a b": "x"}), "environment.a b")
+    built(subnets=[unknown, "subnet-0a"], security_group_ids=[unknown], environment={"A": unknown})
+
+
 def test_every_choice_of_a_variable_is_checked_as_the_value_would_be(calls: list[Any]) -> None:
     from sagemaker.workflow.execution_variables import ExecutionVariables
     from sagemaker.workflow.functions import Join

@@ -176,6 +176,8 @@ def test_C8_a_channel_for_a_group_that_the_job_does_not_have_is_refused(calls: l
         ({"max_jobs": "3"}, ("max_jobs", "cannot be sent")),
         ({"max_jobs": 2, "max_parallel_jobs": 3}, ("max_parallel_jobs", "at most max_jobs, which is 2")),
         ({"max_parallel_jobs": 0}, ("max_parallel_jobs", "at least 1")),
+        ({"max_jobs": True}, ("max_jobs", "must be a number")),
+        ({"random_seed": False}, ("random_seed", "must be a number")),
         ({"strategy": "Bayes"}, ("strategy", "Bayesian")),
         ({"strategy": "Grid"}, ("strategy", "CategoricalParameter for every range")),
         ({"early_stopping_type": "auto"}, ("early_stopping_type", "Auto")),

@@ -237,6 +237,31 @@ def test_a_folder_without_a_file_is_not_a_checkpoint(tmp_path: Path) -> None:
     assert cluster.published() == [5]
 
 
+@pytest.mark.parametrize("is_handed_over", [False, True])
+def test_a_file_whose_name_no_store_takes_is_published_under_another(
+    is_handed_over: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(tmp_path)
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for name in ("weights", "a\nb.txt"):
+        (folder / name).write_text("x")
+    if is_handed_over:
+        monkeypatch.setenv(names.HANDOVER, str(cluster.handover()))
+        publish(folder, 5)
+    else:
+        folder.rename(cluster.checkpoints() / "checkpoint-5")
+    cluster.finish()
+    assert cluster.published() == [5]
+    found = cluster.files(tmp_path / "restored")
+    assert len(found) == 2
+    assert found[0].endswith("-a_b.txt")
+    (notice,) = cluster.notices
+    assert "checkpoint of step 5: 'a\\nb.txt' cannot be the name of a published file" in notice
+    if not is_handed_over:  # the program's own file keeps its name
+        assert (cluster.checkpoints() / "checkpoint-5" / "a\nb.txt").is_file()
+
+
 def test_files_that_cannot_be_taken_are_reported_and_publication_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

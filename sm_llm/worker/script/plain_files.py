@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 RENAMED = "renamed"
-"""Folder in a result with the files whose own names no store takes."""
+"""Folder in a result, or in a checkpoint, with the files whose own names no store takes."""
 _SHOWN = 20
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 _LONGEST_STEM = 100

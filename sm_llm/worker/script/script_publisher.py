@@ -17,7 +17,7 @@ from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.publication.publish import upload_part
 from sm_llm.storage.uri import join
 from sm_llm.worker.script.calls import LATE_SECONDS, closed, holds_file, quiet_since
-from sm_llm.worker.script.plain_files import sentences
+from sm_llm.worker.script.plain_files import make_names_usable, sentences
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -198,6 +198,9 @@ class ScriptPublisher:
         mark = taken / MARKS / f"node-{node}.json"
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.write_text("{}\n", encoding="utf-8")
+        for folder in sorted(it for it in taken.iterdir() if it.name != MARKS):
+            for text in make_names_usable(folder):
+                self._context.notice(f"checkpoint of step {save.step}: {text}", "warning")
         publication.seal(taken, sealed)
         return self._context.agent.call(upload_part, store, save, sealed, node, **options)
 

@@ -51,5 +51,7 @@ def test_a_value_is_filled_with_defaults_and_then_with_each_other_choice() -> No
     assert list(fillings(value)) == [
         {"a": ["x", "fixed"], "b": "z"}, {"a": ["y", "fixed"], "b": "z"}, {"a": ["x", "fixed"], "b": "w"},
     ]  # fmt: skip
-    assert list(fillings([parameter(), "x"])) == []
+    assert list(fillings([parameter(), "x"])) == [["x"]]
+    assert list(fillings([parameter()])) == list(fillings({"a": parameter()})) == []
+    assert list(fillings([])) == [[]]
     assert list(fillings("plain")) == ["plain"]

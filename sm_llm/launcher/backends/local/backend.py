@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.entrypoint import entrypoint_source
 from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT
-from sm_llm.errors import Issue
+from sm_llm.errors import Issue, warning
 from sm_llm.launcher.backend import NativeJob, NativeState, Submission
 from sm_llm.launcher.backends.local.container import LOOPBACK, PORT, entry_script, node_environment, rank_logs
 from sm_llm.launcher.backends.local.contract import EMULATED, emulated
@@ -305,6 +305,27 @@ def check_inputs(here: Here) -> Iterator[Issue]:
             yield Issue("local-input-not-found", f"inputs.{name}", "is not there", input_place(value), "Check the path")
 
 
+def check_input_contents(here: Here) -> Iterator[Issue]:
+    """Inputs of programs that are probably not meant; what other tasks read is checked by its format."""
+    if here.job.task.kind != "script":
+        return
+    for name, value in here.job.inputs.items():
+        folder = None if isinstance(value, FileSystemInput) else local_folder(input_place(value))
+        path, place = f"inputs.{name}", input_place(value)
+        if folder is not None and folder.is_file():
+            message = "is a file: the program gets its address, where SageMaker gives it a folder with the file in it"
+            yield warning("local-input-is-file", path, message, place)
+        elif folder is not None and folder.is_dir() and not _holds_file(folder):
+            yield warning("local-input-empty", path, "holds no file", place)
+
+
+def _holds_file(folder: Path) -> bool:
+    try:
+        return any(it.is_file() for it in folder.rglob("*"))
+    except OSError:  # the job may have rights that this user lacks
+        return True
+
+
 def check_secrets(here: Here) -> Iterator[Issue]:
     """Secrets that this machine does not hold: what is not set in this shell, what is not there, a pod's."""
     for name, reference in here.job.secrets.items():
@@ -345,6 +366,7 @@ BACKEND_CHECKERS: tuple[Checker[Here], ...] = (
     check_packages,
     check_program,
     check_inputs,
+    check_input_contents,
     check_secrets,
     check_platform,
     check_emulated_request,

@@ -51,27 +51,27 @@ def console_line(region: str, name: str) -> str:
 _ASK = {"connect_timeout": 3, "read_timeout": 5, "retries": {"mode": "standard", "total_max_attempts": 1}}
 
 
-def role_notes(plan: Plan) -> Iterator[str]:
-    """A warning where the role of a job is of another account than the credentials that are used here."""
+def role_notes(plan: Plan, session: Any = None) -> Iterator[str]:
+    """A warning where the role of a job is of another account than the credentials that are used here: those of a
+    botocore ``session``, or of AWS's own chain."""
     target = plan.target
     # Credentials for another store than AWS's are not asked about; without any, a plan contacts nothing.
     if not isinstance(target, SageMakerTarget) or plan.job.storage_options.endpoint_url:
         return
-    own = _caller(target.settings.region or "")
     account = (target.settings.role or "").split(":")[4:5]
-    if own and account and account != [own]:
+    own = _caller(target.settings.region or "", session or fresh_session()) if account else None
+    if own and account != [own]:
         yield (
             f"backend.role: {target.settings.role} is of account {account[0]}, and the credentials here are of {own}: "
             "SageMaker passes no job the role of another account"
         )
 
 
-def _caller(region: str) -> str | None:
-    """The account of the credentials that are used here; None where that is not answered."""
+def _caller(region: str, session: Any) -> str | None:
+    """The account of the credentials of a botocore session; None where that is not answered."""
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
-    session = fresh_session()
     try:
         if session.get_credentials() is None:
             return None

@@ -108,7 +108,14 @@ def decide(plan: Plan) -> Decisions:
         issues.append(limit)
     # The stand-ins of the assumed target must never reach a request.
     is_whole = not issues and address is not None and known is not None
-    return Decisions(assumed if is_whole else None, assumed, found, known, program, tuple(issues))
+    target = assumed if found.role else _without_role(job, assumed)
+    return Decisions(target if is_whole else None, assumed, found, known, program, tuple(issues))
+
+
+def _without_role(job: JobSpec, assumed: SageMakerTarget) -> SageMakerTarget:
+    """The target of a job whose role an argument of the SDK gives."""
+    target = replace(assumed, settings=replace(assumed.settings, role=None))
+    return replace(target, request=training_job(job, target))
 
 
 def _image(job: JobSpec, region: str, issues: list[Issue]) -> tuple[images.Image | None, str | None]:

@@ -84,9 +84,16 @@ def variables_in(value: Any) -> Iterator[Any]:
             yield from variables_in(item)
 
 
+def is_known(value: Any) -> bool:
+    """Whether each variable in ``value`` has known values."""
+    return all(known_values(it).every for it in variables_in(value))
+
+
 def fillings(value: Any) -> Iterator[Any]:
     """``value`` with a known value for each variable in it: first with all defaults, then with each other choice of
-    one. None where nothing is known of one of them."""
+    one. Entries of a list in which a variable has no known value are left out, and other values are none then."""
+    if isinstance(value, list | tuple) and value and not (value := [it for it in value if is_known(it)]):
+        return
     variables = list(variables_in(value))
     known = [known_values(it).every for it in variables]
     if not all(known):

@@ -20,6 +20,9 @@ _JAVA = {r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s", r"\p{Alnum}": "A-Za-
 """Java's classes of characters as Python's; ``\\w`` is a little wider than letters, and the service decides."""
 
 
+_NUMBERS = ("integer", "long", "float", "double")
+
+
 def limit_issues(request: dict[str, Any], operation: str = "CreateTrainingJob") -> Iterator[Issue]:
     """Every limit that a request breaks, by its path in the request (``ResourceConfig.InstanceCount``)."""
     # botocore's own validator checks types, required members and minimums alone: maxima, patterns and choices, which
@@ -84,8 +87,10 @@ def _walk(shape: Any, value: Any, path: str) -> Iterator[Issue]:
             yield from _walk(shape.value, item, f"{path}.{key}")
     elif shape.type_name == "string":
         yield from _text(shape, value, path)
-    # bool is an int in Python, but not a number for the service.
-    elif shape.type_name in ("integer", "long") and not isinstance(value, bool):
+    # A bool is an int in Python, for botocore as well, but not a number for the service.
+    elif shape.type_name in _NUMBERS and isinstance(value, bool):
+        yield Issue("request-number-expected", path, "must be a number", value)
+    elif shape.type_name in ("integer", "long"):
         yield from _size(shape, value, path, "", value)
 
 

@@ -219,7 +219,7 @@ class SageMakerTarget:
             "image": self.image_uri,
             "image mode": "stock (what it lacks is installed once per node)" if self.is_stock else "built",
             "time limit": f"{duration(limit.max_run)}{wait} ({limit.reason})",
-            "role": str(self.settings.role),
+            "role": self.settings.role or "a variable of the pipeline",
             "region": str(self.settings.region),
         }
         if self.image is not None and self.image.note:

@@ -27,6 +27,7 @@ _ADMIN, _USER = "SAGEMAKER_ADMIN_CONFIG_OVERRIDE", "SAGEMAKER_USER_CONFIG_OVERRI
 _FILE = "config.yaml"
 _SESSION_CONFIG = "sagemaker_session.sagemaker_config"
 _SESSION: ContextVar[Mapping[str, Any] | None] = ContextVar("session_defaults", default=None)
+_HAS_ROLE: ContextVar[bool] = ContextVar("has_role", default=False)
 
 
 @dataclass(frozen=True)
@@ -42,17 +43,19 @@ class SdkDefaults:
 
 
 @contextmanager
-def session_defaults(config: Mapping[str, Any] | None) -> Iterator[None]:
+def session_defaults(config: Mapping[str, Any] | None, *, has_role: bool = False) -> Iterator[None]:
     """Inside, the configuration of an SDK session stands in for the files; None leaves those.
 
     The SDK fills in what a call leaves out from the session's configuration alone, which may come from anywhere.
+    With ``has_role`` a job needs no role of its specification: it gets one that a pipeline alone knows.
     """
-    # A context variable: two sessions may be used by two threads of one process.
-    token = _SESSION.set(config)
+    # Context variables: two sessions may be used by two threads of one process.
+    token, role = _SESSION.set(config), _HAS_ROLE.set(has_role)
     try:
         yield
     finally:
         _SESSION.reset(token)
+        _HAS_ROLE.reset(role)
 
 
 def read_sdk_defaults(environ: Mapping[str, str] = os.environ) -> SdkDefaults:
@@ -269,7 +272,7 @@ def region_of(environ: Mapping[str, str]) -> str | None:
 def setting_issues(found: JobSettings) -> list[Issue]:
     """What is missing, or cannot be."""
     issues = []
-    if not found.role:
+    if not found.role and not _HAS_ROLE.get():
         remedy = "Set backend.role, or once for all jobs: SM_LLM_ROLE, role in the user configuration, or the SDK's"
         issues.append(Issue("role-missing", "backend.role", "no IAM role is given", remedy=remedy))
     if found.region is None:

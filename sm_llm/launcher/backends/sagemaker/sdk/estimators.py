@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, PlanError, SpecError, SubmitError
+from sm_llm.launcher.backends.sagemaker.account import role_notes
 from sm_llm.launcher.backends.sagemaker.sdk.estimator_address import address_below, step_address, step_of
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_arguments import arguments, channels, job_channel
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_attributes import attributes
@@ -107,7 +108,7 @@ def estimator(
     refuse(run(ESTIMATOR_CHECKERS, EstimatorCall(pytorch(), sagemaker_session, kwargs)))
     own, rest = as_fields(kwargs)
     refuse(run(FIELD_CHECKERS, GivenFields(own, rest.get("hyperparameters"), overrides, fields or {})))
-    with defaults_of(sagemaker_session):
+    with defaults_of(sagemaker_session, rest):
         # Arguments of the SDK come last, and a value given twice was refused above.
         loaded = _job(load_whole(spec, overrides, {**(fields or {}), **own}))
         plan = planned(loaded)
@@ -253,7 +254,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         # Everything that was given is checked before anything is stored.
         merged = self.inputs_of(inputs, job_name, logs, **options)
         in_pipeline = is_pipeline(self.sagemaker_session)
-        with defaults_of(self.sagemaker_session):
+        with defaults_of(self.sagemaker_session, self._arguments):
             # Every fit starts a run of its own, but in a pipeline, where equal steps share one.
             begun = self._first.again() if self._fitted and not in_pipeline else self._first
             self._staged = begun.reading(specified(inputs))
@@ -271,7 +272,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         with of_session(session):
             # Only here: in a pipeline an earlier step may make the inputs.
             assert_inputs_exist([self._staged.plan])
-            self._staged.store()
+            self._store()
         try:
             with ExitStack() as created:
                 with of_session(session):
@@ -300,6 +301,14 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         name = job_name or self._staged.request["TrainingJobName"]
         return super(_OfRuns, step).fit(merged, job_name=name, **options)
 
+    def _store(self, *, with_record: bool = True) -> None:
+        """Store the run, after a warning where its role is one that the credentials of the session cannot pass."""
+        # Not before: building an estimator contacts nothing. A role that is a pipeline variable has no account yet.
+        if not self._staged.is_stored and "role" not in self._arguments:
+            for note in role_notes(self.plan, self.sagemaker_session.boto_session._session):
+                say(f"  warning: {note}", err=True)
+        self._staged.store(with_record=with_record)
+
     @contextmanager
     def fitting(self) -> Iterator[None]:
         """Inside, the SDK may prepare a job: ``fit``, ours or a tuner's, has checked and completed the inputs."""
@@ -323,7 +332,8 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         return own
 
     def set_hyperparameters(self, **given: Any) -> None:
-        call = GivenToJob(self.sagemaker_session, self.submission, self.plan, {"hyperparameters": given})
+        arguments = {**self._arguments, "hyperparameters": given}
+        call = GivenToJob(self.sagemaker_session, self.submission, self.plan, arguments)
         refuse([*run(ATTRIBUTE_CHECKERS, self), *run(JOB_ARGUMENT_CHECKERS, call)])
         self._given["hyperparameters"] |= given
         super().set_hyperparameters(**given)
@@ -361,7 +371,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
             if it is not None:
                 refuse(run(ATTRIBUTE_CHECKERS, it))
         with of_session(self.sagemaker_session):
-            self._staged.store(with_record=self._address in (None, self.submission.job.run_uri))
+            self._store(with_record=self._address in (None, self.submission.job.run_uri))
         super()._prepare_for_training(job_name=job_name)
         self._built = attributes(self)
 

@@ -131,7 +131,7 @@ def check_passed_arguments(given: GivenToJob) -> Iterator[Issue]:
 
 def check_hyperparameters(given: GivenToJob) -> Iterator[Issue]:
     """Hyperparameters that the service or the worker would refuse."""
-    with defaults_of(given.session):
+    with defaults_of(given.session, given.arguments):
         found = list(hyperparameter_issues(given.submission, given.plan, given.arguments.get("hyperparameters") or {}))
     yield from found
 
@@ -328,7 +328,7 @@ def check_free_ranges(trials: TunerTrials) -> Iterator[Issue]:
 @blocked_by("hyperparameter_ranges")
 def check_trials(trials: TunerTrials) -> Iterator[Issue]:
     """Values of trials that the worker would refuse."""
-    with defaults_of(trials.estimator.sagemaker_session):
+    with defaults_of(trials.estimator.sagemaker_session, trials.estimator.arguments_given):
         found = list(trial_issues(trials.estimator, trials.ranges, trials.estimator.hyperparameters_given))
     yield from found
 
@@ -336,7 +336,7 @@ def check_trials(trials: TunerTrials) -> Iterator[Issue]:
 @blocked_by("hyperparameter_ranges")
 def check_read_ranges(trials: TunerTrials) -> Iterator[Issue]:
     """Ranges of settings that the job does not read."""
-    with defaults_of(trials.estimator.sagemaker_session):
+    with defaults_of(trials.estimator.sagemaker_session, trials.estimator.arguments_given):
         found = list(effect_issues(trials.estimator, trials.ranges, trials.estimator.hyperparameters_given))
     yield from found
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.hyperparameters import applied, is_reserved, overrides
 from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.errors import Issue, PlanError, SpecError
-from sm_llm.launcher.backends.sagemaker.pipelines.known_values import fillings, known_values
+from sm_llm.launcher.backends.sagemaker.pipelines.known_values import fillings, is_known, known_values
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import spelt
 from sm_llm.launcher.backends.sagemaker.pipelines.settled import PROBLEM, launched, variable_issue
 from sm_llm.launcher.backends.sagemaker.request.limits import limit_issues
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 # Arguments whose keys are names.
 _NAMED_BY_KEY = ("environment", "hyperparameters")
 _KEEP = "Keep one of the two"
+# Ids of the right form, which stand for lists that a pipeline alone knows.
+_NETWORK = {"backend.vpc.subnets": "subnet-00000000", "backend.vpc.security_group_ids": "sg-00000000"}
 
 
 def as_fields(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -61,19 +63,25 @@ def as_fields(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
 def known_fields(rest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Fields that arguments with pipeline variables stand for, with values that these may have: all defaults, then
-    each other choice of one.
+    each other choice of one. Of lists and mappings the known entries remain.
 
     ``rest`` are the arguments of ``as_fields`` that are no fields because of their variables.
     """
     given = [(name, value) for name, value in rest.items() if EFFECTS[name].kind == "field"]
+    given = [(name, _known_entries(value)) for name, value in given]
     found = {EFFECTS[name].target: [_plain(name, it) for it in fillings(value)] for name, value in given}
     found = {target: values for target, values in found.items() if values}
-    if len(network := [it for it in found if it.startswith("backend.vpc.")]) == 1:
-        del found[network[0]]  # the two are checked together, and only one is known
+    # The two lists are checked together, and of one nothing may be known.
+    if len(network := [it for it in _NETWORK if it in found]) == 1:
+        found |= {target: [[entry]] for target, entry in _NETWORK.items() if target not in network}
     first = {target: values[0] for target, values in found.items()}
     if first:
         yield first
     yield from ({**first, target: other} for target, values in found.items() for other in values[1:])
+
+
+def _known_entries(value: Any) -> Any:
+    return {key: it for key, it in value.items() if is_known(it)} if isinstance(value, dict) else value
 
 
 def argument_issues(kind: Any, kwargs: Mapping[str, Any]) -> Iterator[Issue]:
@@ -283,7 +291,8 @@ def hyperparameter_issues(submission: Submission, plan: Plan, given: Mapping[str
     # A reserved name makes the request another one, so the rest cannot be checked.
     if reserved:
         return
-    named = [*_variable_issues(submission.job.spec, [name for name, value in given.items() if is_variable(value)])]
+    variable = [name for name, value in given.items() if is_variable(value)]
+    named = [*_holding_issues(given), *_variable_issues(submission.job.spec, variable)]
     yield from named
     refused = {issue.path for issue in named}  # their default values would be refused once more
     given = {name: value for name, value in given.items() if f"hyperparameters.{name}" not in refused}
@@ -330,6 +339,18 @@ def _text_issues(submission: Submission, plan: Plan, texts: Mapping[str, str]) -
             own = submission.job.spec.task.kind == "script" and "." not in issue.path
             remedy = "Arguments of the program are task.args" if own else issue.remedy
             yield replace(issue, path=f"hyperparameters.{issue.path}", origin="", remedy=remedy)
+
+
+def _holding_issues(given: Mapping[Any, Any]) -> Iterator[Issue]:
+    """Lists and mappings with a variable in them: the SDK cannot write them as the JSON text of a hyperparameter."""
+    for name, value in given.items():
+        if is_variable(value) and not hasattr(value, "expr"):
+            problem = "holds a pipeline variable: a hyperparameter is one text, which holds no variable of its own"
+            if isinstance(value, dict):
+                remedy = f"Give each value by its own path, such as {name}.{next(iter(value))}"
+            else:
+                remedy = "Give the whole list as one variable, such as ParameterString('Betas', '[0.9, 0.95]')"
+            yield Issue("hyperparameter-holds-variable", f"hyperparameters.{name}", problem, shown(value), remedy)
 
 
 def _variable_issues(job: JobSpec, names: Sequence[Any]) -> Iterator[Issue]:

@@ -14,10 +14,14 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 
-def defaults_of(session: Any) -> AbstractContextManager[None]:
-    """Inside, a plan reads the SDK's defaults as a session that was given has them; without one it reads the files."""
+def defaults_of(session: Any, given: Mapping[str, Any] | None = None) -> AbstractContextManager[None]:
+    """Inside, a plan reads the SDK's defaults as a session that was given has them; without one it reads the files.
+
+    ``given`` are the arguments of an estimator that are no fields: a role among them is a pipeline variable.
+    """
     # An empty configuration stays empty, because None stands for the files.
-    return session_defaults(None if session is None else getattr(session, "sagemaker_config", None) or {})
+    config = None if session is None else getattr(session, "sagemaker_config", None) or {}
+    return session_defaults(config, has_role="role" in (given or {}))
 
 
 def is_pipeline(session: Any) -> bool:
