@@ -1,4 +1,4 @@
-"""job.json: everything the launcher hands to the worker, as one validated file."""
+"""job.json: everything the launcher hands to the worker, as one validated file; and the scripts that begin with it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.loading.load import changed
+from sm_llm.spec.tasks import TASK_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +44,19 @@ BREAK_ENVIRONMENT = "SM_LLM_BREAK_BEFORE_STEPS"
 
 LINE_PREFIX = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] "}
 """Makes torchrun, where it passes on what several processes print, begin their lines with ``rank_prefix``."""
+
+# One text of an entrypoint for the checkout, the bundle and the run's folder.
+_ENTRYPOINT = '''"""Entry point of {kind} jobs: everything it needs to know is in job.json."""
+
+from sm_llm.contract.bootstrap import install_missing
+
+install_missing(__file__)
+
+from sm_llm.worker.main import program  # noqa: E402 - it needs what has just been installed
+
+if __name__ == "__main__":  # helper processes that are spawned import this file again
+    raise SystemExit(program("{kind}"))
+'''
 
 
 def channel_name(dotted_path: str) -> str:
@@ -118,3 +132,10 @@ def job_home(job: JobFile) -> RunStore:
     from sm_llm.runs.run_store import run_store_at
 
     return run_store_at(job.run_uri, job.spec.storage_options.model_dump())
+
+
+def entrypoint_source(kind: str) -> str:
+    """The script ``<kind>.py``. Raises ``ValueError`` for a kind that no task has."""
+    if kind not in TASK_KINDS:
+        raise ValueError(f"no task kind {kind!r}; there are {', '.join(TASK_KINDS)}")
+    return _ENTRYPOINT.format(kind=kind)

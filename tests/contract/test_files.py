@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from sm_llm.contract.entrypoint import entrypoint_source
-from sm_llm.contract.job_file import JobFile
+from sm_llm.contract.job_file import JobFile, entrypoint_source
 from sm_llm.runs.run_paths import ContainerPaths, RunPaths
 from sm_llm.runs.run_states import EXIT_CODES, USAGE_EXIT_CODE, RunState
 from sm_llm.spec.job import JobSpec

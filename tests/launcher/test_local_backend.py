@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sm_llm.contract.entrypoint import entrypoint_source
-from sm_llm.contract.job_file import JobFile, channel_name
+from sm_llm.contract.job_file import JobFile, channel_name, entrypoint_source
 from sm_llm.errors import PlanError
 from sm_llm.launcher.backends.local.backend import LocalBackend, Machine, this_machine
 from sm_llm.launcher.backends.local.container import PORT, clear_scratch, lay_out

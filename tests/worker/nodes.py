@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from worker_jobs import job_file, search_path, train_task
 
-from sm_llm.contract.entrypoint import entrypoint_source
 from sm_llm.contract.failure import Failure
-from sm_llm.contract.job_file import JOB_ENVIRONMENT
+from sm_llm.contract.job_file import JOB_ENVIRONMENT, entrypoint_source
 from sm_llm.launcher.backends.local.processes import reserved_port
 from sm_llm.runs.events.events import read_events
 from sm_llm.runs.run_paths import ContainerPaths, RunPaths

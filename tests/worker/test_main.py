@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from worker_jobs import events, job_environment, job_file, train_task
 
-from sm_llm.contract.entrypoint import entrypoint_source
+from sm_llm.contract.job_file import entrypoint_source
 from sm_llm.errors import StorageError
 from sm_llm.runs.run_paths import ContainerPaths, RunPaths
 from sm_llm.runs.run_states import EXIT_CODES, RunState

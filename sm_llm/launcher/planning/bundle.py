@@ -15,8 +15,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.entrypoint import entrypoint_source
 from sm_llm.contract.image_packages import LOCK_FILE
+from sm_llm.contract.job_file import entrypoint_source
 from sm_llm.spec.tasks import TASK_KINDS
 
 if TYPE_CHECKING:

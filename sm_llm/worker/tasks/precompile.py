@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.compile_cache import CACHE_URL
-from sm_llm.contract.entrypoint import entrypoint_source
 from sm_llm.contract.hosts import Hosts
-from sm_llm.contract.job_file import JOB_ENVIRONMENT, RUN_FOLDER_ENVIRONMENT
+from sm_llm.contract.job_file import JOB_ENVIRONMENT, RUN_FOLDER_ENVIRONMENT, entrypoint_source
 from sm_llm.errors import RunFailed
 from sm_llm.package import HOME
 from sm_llm.runs.events.events import AttemptStarted

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.contract.entrypoint import entrypoint_source
 from sm_llm.contract.image_packages import LOCK_FILE
+from sm_llm.contract.job_file import entrypoint_source
 from sm_llm.contract.program_tree import IGNORE_FILE
 from sm_llm.errors import Issue, PlanError
 from sm_llm.launcher.images.images import IMAGES

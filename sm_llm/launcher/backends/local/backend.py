@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.entrypoint import entrypoint_source
-from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT
+from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT, entrypoint_source
 from sm_llm.errors import Issue, warning
 from sm_llm.launcher.backend import NativeJob, NativeState, Submission
 from sm_llm.launcher.backends.local.container import LOOPBACK, PORT, entry_script, node_environment, rank_logs
