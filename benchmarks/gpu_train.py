@@ -379,9 +379,9 @@ def row(name: str, subject: str, turns: list[dict[str, Any]]) -> str:
     starts = [it["started"] for it in turns]
     later = [statistics.median(starts[1:])] if len(starts) > 1 else []
     low, high = min(it["steps"][0] for it in turns), max(it["steps"][2] for it in turns)
-    told = turns[0].get("predicted") or {}
+    predicted = turns[0].get("predicted") or {}
     sizes = " | ".join(
-        f"{median(lambda it, k=key: it[k]):.1f}" + (f" ({told[key]:.1f})" if key in told else "")  # type: ignore[misc]
+        f"{median(lambda it, k=key: it[k]):.1f}" + (f" ({predicted[key]:.1f})" if key in predicted else "")  # type: ignore[misc]
         for key in ("allocated", "reserved", "by_card")
     )
     losses = ", ".join(f"{it:.4f}" for it in turns[0]["losses"])

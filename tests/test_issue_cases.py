@@ -125,7 +125,11 @@ CASES: list[Case] = [
     ("instance-type-unknown", ON_SAGEMAKER, ("compute.instance_type=ml.p55.48xlarge",)),
     ("degrees-not-dividing-processes", TRAIN, ("task.parallelism.tensor_parallel_degree=3",)),
     ("shard-degree-without-effect", TRAIN, ("task.parallelism.hybrid_shard_degree=2",)),
-    ("offloading-without-checkpointing", TRAIN, ("task.parallelism.offload_activations=true",)),
+    (
+        "offloading-without-checkpointing",
+        TRAIN,
+        ("task.parallelism.offload_activations=true", "task.parallelism.activation_checkpointing=none"),
+    ),
     ("checkpoint-interval-without-effect", TRAIN, ("task.parallelism.checkpoint_every_layers=3",)),
     (
         "compile-with-tensor-parallelism",

@@ -45,6 +45,7 @@ OUTSIDE = {
     "cli/pipeline.py": "arguments of the command line are parsed",
     "launcher/backend.py": "the gate of workflows, which is one issue",
     "launcher/backends/kubeflow/submit.py": "our own manifests against the schema, before they are sent",
+    "launcher/backends/kubeflow/workflows.py": "the manifests of a workflow against the schema, before they are sent",
     "launcher/backends/sagemaker/pipelines/pipeline_definition.py": "the step that registers, by a checker of jobs",
     "launcher/backends/sagemaker/pipelines/pipeline_variables.py": "names and paths are parsed",
     "launcher/backends/sagemaker/request/settings.py": "the SDK's files of defaults are parsed",

@@ -212,7 +212,7 @@ class _Step:
 
 def _apart(parts: _Parameters, arranged: Layout, compute: int, precision: PrecisionSpec) -> float:
     """Buffers of gathers in flight, and of the gradients what finds no free memory of the step that is large enough."""
-    # Else they are converted, or summed again, on streams of their own (``fsdp.collectives``).
+    # Else they are converted, or summed again, on streams of their own (``fsdp.reduce_memory``).
     shares = arranged.replicate == 1 and precision.reduce == precision.master
     gradients = _SIZES[precision.master] * parts.all / arranged.shard
     return compute * (parts.head + parts.layer) + (_UNSHARED if shares else 1.0) * gradients

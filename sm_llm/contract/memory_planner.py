@@ -156,7 +156,7 @@ def _kinds(task: TrainTask) -> Sequence[str]:
     given = _value(task, CHECKPOINTING)
     if given != AUTO:
         return [given]
-    if getattr(task.parallelism, "offload_activations", False):
+    if task.parallelism.memory().offloads_activations:
         return ["every_nth", "full"]
     # The budget is torch.compile's own.
     return [kind for kind in SPEEDS if kind != "budget" or task.precision.compile is True]

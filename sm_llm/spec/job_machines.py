@@ -63,7 +63,7 @@ def smallest_card(job: JobSpec) -> Card | None:
         return None
     if job.compute.gpu is not None:
         return card(job.compute.gpu)
-    if job.backend.name != "local":
+    if not job.backend.runs_here:
         return None
     from sm_llm.spec.machines.machine import own_card
 

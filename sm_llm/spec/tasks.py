@@ -168,7 +168,7 @@ def plainest(task: TrainTask) -> TrainTask:
     """``task`` with the plainest value of whatever it leaves open."""
     values = {name: PLAINEST[name] for name in open_settings(task)}
     # Offloading takes the inputs of layers that are computed again: without any it would have no effect.
-    if CHECKPOINTING in values and getattr(task.parallelism, "offload_activations", False):
+    if CHECKPOINTING in values and task.parallelism.memory().offloads_activations:
         values[CHECKPOINTING] = "full"
     return with_settings(task, values)
 

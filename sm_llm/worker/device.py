@@ -82,6 +82,10 @@ class Device(Protocol):
     def wait(self) -> None:
         """Wait for all that this thread has asked of the device."""
 
+    @property
+    def total_memory(self) -> int | None:
+        """Bytes of its memory, free or not; None where the device has no memory of its own."""
+
     def peak_memory(self) -> int | None:
         """Peak bytes allocated since the last call; None where the device has no memory of its own."""
 
@@ -140,6 +144,11 @@ class CpuDevice:
 
     def wait(self) -> None:
         """Nothing is pending."""
+
+    @property
+    def total_memory(self) -> None:
+        """None: no settings are chosen by the host's memory."""
+        return None
 
     def peak_memory(self) -> None:
         """None: the host's memory is reported apart."""
@@ -226,6 +235,10 @@ class CudaDevice:
     def wait(self) -> None:
         # This stream alone: what others write (NCCL's, FSDP's) is ordered before it.
         torch.cuda.current_stream(self.torch_device).synchronize()
+
+    @property
+    def total_memory(self) -> int:
+        return int(torch.cuda.get_device_properties(self.torch_device).total_memory)
 
     def peak_memory(self) -> int:
         peak = torch.cuda.max_memory_allocated(self.torch_device)

@@ -67,7 +67,7 @@ def test_what_is_chosen_is_predicted_to_fit_and_nothing_faster_is() -> None:
     assert alone["parallelism.reshard_after_forward"] is False
 
 
-def test_where_nothing_fits_the_smallest_is_taken_and_said() -> None:
+def test_where_nothing_fits_the_smallest_is_taken_with_a_warning() -> None:
     found = chosen(12)
     assert found.values["parallelism.activation_checkpointing"] == "full"
     assert found.values["micro_batch_size"] == 1

@@ -107,7 +107,7 @@ def test_SF06_one_letter_keys_mappings_and_none(tmp_path: Path) -> None:
         found = variables(task(args={"a": 1, "b": None}, args_style=style), [], {}, tmp_path, {})
         assert json.loads(found["SM_HPS"]) == left
         assert ("SM_HP_B" in found) is (len(left) == 2)
-    with pytest.raises(SpecError, match=r"task\.args\.c .*holds null, which is no word"):
+    with pytest.raises(SpecError, match=r"task\.args\.c .*holds null, which cannot be an argument"):
         load({"name": "j", "task": {"kind": "script", "entry": "x.py", "source": "s", "args": {"c": [1, None]}}})
     with pytest.raises(SpecError, match="cannot write nested values"):
         load({"name": "j", "task": {"kind": "script", "entry": "x.py", "source": "s", "args": {"m": {"k": "a,b=c"}}}})

@@ -104,7 +104,7 @@ def test_we_read_what_datasets_writes(tmp_path: Path, fixed: bool) -> None:
 def test_DT09_ids_beyond_sixteen_bits_neither_wrap_nor_pass_unseen(tmp_path: Path) -> None:
     write(tmp_path / "a", [[70_000, 1], [2, 128_255]])
     assert RowsFolder.open(tmp_path / "a").take(np.array([0, 1]))["input_ids"].tolist() == [[70_000, 1], [2, 128_255]]
-    with pytest.raises(DataError, match="token id 70000 lies outside the vocabulary of 70000"):
+    with pytest.raises(DataError, match="token id 70000 lies outside the vocabulary of 70,000 tokens"):
         write(tmp_path / "b", [[70_000, 1]], vocab=70_000)
     with pytest.raises(DataError, match=r"holds token id 128255.*vocabulary has 128000"):
         RowsSource(RowsFolder.open(tmp_path / "a"), 128_000, 0, False)

@@ -25,12 +25,12 @@ __all__ = ["calls"]
 
 
 def published(uri: str, tmp_path: Path, **options: Any) -> None:
-    """A run whose result holds ``train/x``."""
+    """A run whose result holds ``train/x.txt``."""
     store = open_store(uri, options)
     store.put_if_absent("run.json", b"{}")
     working = tmp_path / "working"
     (working / "train").mkdir(parents=True)
-    (working / "train" / "x").write_text("x")
+    (working / "train" / "x.txt").write_text("x")
     save = new_save("run", None, world_size=1, node_count=1)
     publish(store, save, seal(working, tmp_path / "sealed"), node=0, leader=True, gather=lambda it: [it])
 
@@ -45,7 +45,7 @@ def test_C12_without_links_the_address_still_names_the_folder(tmp_path: Path) ->
     home = run_store_at(str(run), {})
     for _ in range(2):
         link_result(home, result_place(home, "run"))
-        assert (run / "result" / "train" / "x").read_text() == "x"
+        assert (run / "result" / "train" / "x.txt").read_text() == "x"
     assert sorted(it.name for it in run.iterdir() if it.name.startswith(".result")) == []
 
 

@@ -147,7 +147,7 @@ JUDGED: dict[str, str] = {
     "RegisterTask": ("kind model group image_uri"),
     "PrecompileTask": ("kind training extract_steps stall_seconds"),
     "ScriptTask": ("kind entry source args args_style parallelism output_folder checkpoint_folder"),
-    "ComputeSpec": ("instance_type instance_count processes_per_instance"),
+    "ComputeSpec": ("instance_type instance_count processes_per_instance gpu"),
     "LocalOptions": ("name contract threads_per_process stop_seconds"),
     "SageMakerOptions": (
         "name role region bucket image image_version image_uri wheelhouse vpc "
@@ -165,7 +165,7 @@ JUDGED: dict[str, str] = {
         "name image context namespace resource image_pull_secrets service_account node_selector "
         "instance_label node_health tolerations accelerators_per_pod accelerator_resource efa_per_pod "
         "cpus_per_pod memory_gib_per_pod shared_memory_gib volumes node_folder queue priority topology "
-        "topology_mode retry max_restarts hang_minutes first_step_minutes time_limit_minutes "
+        "topology_mode retry max_restarts min_pods min_pods_wait_seconds hang_minutes first_step_minutes time_limit_minutes "
         "keep_minutes stop_seconds"
     ),
     "StorageOptions": ("shared_with_group"),

@@ -56,7 +56,7 @@ JOB: dict[str, Any] = {
     "override",
     [
         "task.optim.learning_rate=1e9", "task.optim.weight_decay=1e6", "task.optim.eps=10", "task.max_steps=1e18",
-        "task.data.seq_length=1e15", "task.micro_batch_size=1e12", "task.watchdog.stall_seconds=1e12",
+        "task.data.seq_length=1e15", "task.micro_batch_size=1000000000000", "task.watchdog.stall_seconds=1e12",
         "backend.threads_per_process=1e9", "task.data.rows=1e18", "backend.stop_seconds=1e9",
     ],
 )  # fmt: skip

@@ -319,5 +319,5 @@ def test_I8_an_object_that_comes_byte_by_byte_is_an_error(
         monkeypatch.delattr("urllib3.response.HTTPResponse.read1")
         monkeypatch.delattr("urllib3.response.BaseHTTPResponse.read1")
     scripted.headers["Content-Length"], scripted.drips = str(1 << 20), True
-    with pytest.raises(StorageError, match=r"did not come within|no whole answer|cannot fetch 1 objects within"):
+    with pytest.raises(StorageError, match=r"did not come within|no whole answer|cannot fetch 1 object within"):
         uses(tmp_path)[use](store)

@@ -12,26 +12,26 @@ from sm_llm.worker.supervision.start_lines import start_lines
 
 
 class Context(WorkerContext):
-    """One that keeps what it says."""
+    """A context that keeps its log lines."""
 
     def __init__(self, rank: int = 0) -> None:
         self.place, self.marker, self.began = ProcessInfo(rank=rank, world_size=2), ProgressMarker(), 0.0
         self.lines: list[str] = []
-        self.told = threading.Event()
+        self.logged = threading.Event()
 
     def say(self, message: str) -> None:
         self.lines.append(message)
-        self.told.set()
+        self.logged.set()
 
 
 def test_lines_say_what_the_start_is_at_until_a_step_is_done() -> None:
     context: Any = Context()
     context.doing = "drawing the initial weights"
     with start_lines(context, 0.01):
-        assert context.told.wait(60)
+        assert context.logged.wait(60)
         context.doing = "computing the first step"
-        context.told.clear()
-        assert context.told.wait(60)
+        context.logged.clear()
+        assert context.logged.wait(60)
         context.marker.begin(0)
         context.marker.done(1)
         threads = [it for it in threading.enumerate() if it.name == "start-lines"]

@@ -97,7 +97,7 @@ def test_an_unknown_hyperparameter_ends_the_job_with_its_name(
     assert JOB_ENVIRONMENT in environ
     assert main("train", environ, ["--train_batch_size", "4"]) == 1
     reported = capsys.readouterr().err
-    assert "train_batch_size (override): unknown key" in reported
+    assert "train_batch_size (hyperparameter): unknown key" in reported
     assert "Traceback" not in reported
     failure = ContainerPaths(tmp_path / environ["SAGEMAKER_BASE_DIR"]).failure.read_text()
     assert "train_batch_size" in failure

@@ -37,10 +37,10 @@ def own_card() -> Card | None:
 def _asked_cards() -> Card | None:
     command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_SECONDS, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_SECONDS, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    rows = [line.rpartition(", ") for line in told.splitlines()]
+    rows = [line.rpartition(", ") for line in output.splitlines()]
     found = [Card(name, int(mib) / 1024) for name, _, mib in rows if mib.strip().isdigit()]
     return min(found, key=lambda it: it.gib, default=None)
 

@@ -111,7 +111,7 @@ class Checkpointer:
         )
         # From here on the save counts as unpublished, however far it comes.
         self._checkpoint_age.saved(step)
-        # From here on training may go on: ``hold`` lets its next change come after the copies, which the writer reads.
+        # From here on training continues: ``hold`` lets its next change come after the copies, which the writer reads.
         staged, copied = self._staging.stage(state)
         waits = required or not self._spec.async_save
         blocked = None if waits else time.perf_counter() - began

@@ -8,8 +8,6 @@ import shutil
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from sm_llm.contract.memory_planner import Choice, Place, choose
 from sm_llm.errors import RunFailed, StorageError
 from sm_llm.runs.events.events import SettingsChosen
@@ -66,10 +64,8 @@ def assert_equal(chosen: list[dict[str, Any]]) -> None:
 
 def _card(device: Device) -> Card | None:
     """Its name and all of its memory: what is free now differs from one process to the next."""
-    if device.torch_device.type != "cuda":
-        return None
-    memory = torch.cuda.get_device_properties(device.torch_device).total_memory
-    return Card(device.name, memory / _GIB)
+    memory = device.total_memory
+    return None if memory is None else Card(device.name, memory / _GIB)
 
 
 def _no_compiler() -> str | None:

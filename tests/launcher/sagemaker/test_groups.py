@@ -23,6 +23,7 @@ LARGE: dict[str, Any] = {
     "model": {"preset": "llama-3-8b"},
     "data": {"format": "synthetic", "seq_length": 4096},
     "micro_batch_size": 4,
+    "parallelism": {"activation_checkpointing": "none"},
     "max_steps": 10_000,
 }
 

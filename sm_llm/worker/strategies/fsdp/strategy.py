@@ -17,11 +17,11 @@ from sm_llm.spec.tasks import plainest
 from sm_llm.worker.device import DTYPES, ask_for_determinism
 from sm_llm.worker.strategies.compiled import CompiledLayers
 from sm_llm.worker.strategies.fsdp.attention import CausalAttention
-from sm_llm.worker.strategies.fsdp.collectives import SharedMemoryReduceScatter
 from sm_llm.worker.strategies.fsdp.float8 import assert_float8, compute_in_float8, settle_scales
 from sm_llm.worker.strategies.fsdp.loss import LossHead
 from sm_llm.worker.strategies.fsdp.memory import computed_part, wrap_layer
 from sm_llm.worker.strategies.fsdp.mesh import Meshes, make_meshes, start_process_group
+from sm_llm.worker.strategies.fsdp.reduce_memory import SharedMemoryReduceScatter
 from sm_llm.worker.strategies.fsdp.tensor import split_matrices
 from sm_llm.worker.strategies.fsdp.update import make_update
 from sm_llm.worker.strategies.master import MasterWeights, PlainMasters
