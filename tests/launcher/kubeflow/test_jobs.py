@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.fixtures.kubernetes_double import KubernetesDouble
 
-SECONDS = 240
+SECONDS = 600
 
 
 def spec(folder: Path, program: str = "print('done')", **fields: Any) -> dict[str, Any]:
