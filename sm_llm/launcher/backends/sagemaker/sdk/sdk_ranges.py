@@ -116,7 +116,8 @@ def _own_issues(name: Any, value: Any) -> Iterator[Issue]:
             remedy="Write numbers or text; hyperparameters of the estimator take variables",
         )
     elif kind == "Categorical":
-        yield from value_issues(_PLACE, value.as_json_range(name), path, _OPERATION)
+        for issue in value_issues(_PLACE, value.as_json_range(name), path, _OPERATION):
+            yield replace(issue, path=issue.path.replace(f"{path}.Values", path, 1))
         if len(set(value.values)) < len(value.values):
             yield Issue("range-value-repeated", path, "has a value twice", value.values, "Keep one of the two")
     else:
