@@ -165,8 +165,8 @@ JUDGED: dict[str, str] = {
         "name image context namespace resource image_pull_secrets service_account node_selector "
         "instance_label node_health tolerations accelerators_per_pod accelerator_resource efa_per_pod "
         "cpus_per_pod memory_gib_per_pod shared_memory_gib volumes node_folder queue priority topology "
-        "topology_mode retry max_restarts min_pods min_pods_wait_seconds hang_minutes first_step_minutes time_limit_minutes "
-        "keep_minutes stop_seconds"
+        "topology_mode retry max_restarts min_pods min_pods_wait_seconds hang_minutes first_step_minutes "
+        "time_limit_minutes keep_minutes stop_seconds"
     ),
     "StorageOptions": ("shared_with_group"),
     "WorkflowSpec": ("name steps compute backend storage storage_options environment secrets"),
