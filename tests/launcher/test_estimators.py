@@ -294,6 +294,34 @@ def test_C12_two_steps_that_would_publish_at_one_address_are_refused(source: str
     assert Pipeline("p", steps=steps, sagemaker_session=session).definition()
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize("joined", [False, True])
+def test_C12_a_step_that_reads_the_address_of_another_must_wait_for_it(
+    source: str, cloud: list[Any], joined: bool
+) -> None:
+    from sagemaker.workflow.parameters import ParameterString
+    from sagemaker.workflow.pipeline import Pipeline
+    from sagemaker.workflow.pipeline_context import PipelineSession
+    from sagemaker.workflow.steps import TrainingStep
+
+    session = PipelineSession(default_bucket=BUCKET)
+    label = ParameterString("Label", "a")
+    variables = {"environment": {"LABEL": label}} if joined else {}
+    first = built("script", source, sagemaker_session=session, **variables)
+    second = built("script", source, "name=second", sagemaker_session=session)
+    one = TrainingStep("one", step_args=first.fit())
+
+    def definition(**order: Any) -> str:
+        two = TrainingStep("two", step_args=second.fit({"model": first.result_uri}), **order)
+        text: str = Pipeline("p", [label], steps=[one, two], sagemaker_session=session).definition()
+        return text
+
+    assert isinstance(first.run_uri, str) is not joined
+    with pytest.raises(PlanError, match=r"steps\.two\.model: reads what one publishes.*depends_on=\['one'\]"):
+        definition()
+    assert definition(depends_on=["one"])
+
+
 def address_of(request: dict[str, Any]) -> Any:
     """Where a step's run lies, by its tag, which agrees with what its worker reads."""
     (tag,) = [it["Value"] for it in request["Tags"] if it["Key"] == "sm_llm:run"]

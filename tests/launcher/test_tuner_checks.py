@@ -209,10 +209,10 @@ def test_a_grid_takes_categories_and_their_number_of_jobs(calls: list[Any]) -> N
             estimator(job()), "train:loss", ranges, objective_type="Minimize", strategy="Grid", max_jobs=count
         )
 
-    refused(lambda: grid(5).fit(wait=False), "max_jobs", "the number of combinations of a Grid, 6")
-    for count in (None, 6):
-        grid(count).fit(wait=False)
-        assert calls[-1][0] == "CreateHyperParameterTuningJob"
+    for count in (None, 5):
+        refused(lambda: grid(count).fit(wait=False), "max_jobs", "combinations of a Grid, 6", "Set max_jobs=6")  # noqa: B023
+    grid(6).fit(wait=False)
+    assert calls[-1][0] == "CreateHyperParameterTuningJob"
 
 
 def test_tuning_jobs_of_one_spec_in_one_minute_have_names_of_their_own(

@@ -1,13 +1,15 @@
-"""Hand-written pipelines of the SageMaker SDK: two steps that would publish at one address are refused.
+"""Hand-written pipelines of the SageMaker SDK: steps that publish at one address, or read too early, are refused.
 
-The second would find the result of the first and do nothing. A step's name is known only once the pipeline is defined,
-so the check is made there: the SDK offers no hook, and ``definition`` of the class is wrapped once.
+Of two steps with one address the second would find the result of the first and do nothing. A step's name is known only
+once the pipeline is defined, so the checks are made there: the SDK offers no hook, and ``definition`` of the class is
+wrapped once.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue
@@ -22,9 +24,12 @@ from sm_llm.spec.validation.runner import refuse, run
 from sm_llm.storage.s3.s3_client import as_session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sm_llm.spec.validation.runner import Checker
+
+_PROPERTY = re.compile(r'"Get": "Steps\.([^."\[]+)')
+"""A property of another step, as definitions name it."""
 
 
 def watch_pipelines() -> None:
@@ -79,4 +84,53 @@ def check_step_addresses(definition: Mapping[str, Any]) -> Iterator[Issue]:
                 yield Issue("step-address-shared", f"steps.{name}", problem, tag["Value"], remedy)
 
 
-WRITTEN_PIPELINE_CHECKERS: tuple[Checker[Mapping[str, Any]], ...] = (check_step_addresses,)
+def check_step_order(definition: Mapping[str, Any]) -> Iterator[Issue]:
+    """An issue for every step that reads below the run of another step and does not wait for it.
+
+    The SDK derives the order from properties of steps, and an address is plain text to it. Both steps would start at
+    once, and the reader finds nothing, or what the execution before has left. Branches of conditions are left alone:
+    what they wait for is the condition's.
+    """
+    steps = definition["Steps"]
+    runs = {
+        step["Name"]: tag["Value"]
+        for step in steps
+        for tag in step.get("Arguments", {}).get("Tags", ())
+        if step.get("Type") == "Training" and tag["Key"] == RUN_TAG
+    }
+    for step in steps:
+        for channel in step.get("Arguments", {}).get("InputDataConfig", ()):
+            place = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
+            for other, run_address in runs.items():
+                if other == step["Name"] or not _is_below(place, run_address):
+                    continue
+                if other not in _waits_for(step["Name"], steps):
+                    problem = f"reads what {other} publishes, and does not wait for it"
+                    remedy = f"Write TrainingStep(..., depends_on=[{other!r}])"
+                    where = f"steps.{step['Name']}.{channel['ChannelName']}"
+                    yield Issue("step-order-missing", where, problem, place, remedy)
+
+
+def _is_below(place: Any, folder: Any) -> bool:
+    """Whether an address, a text or a join of parts, begins with ``folder``."""
+    if isinstance(place, str) and isinstance(folder, str):
+        return f"{place}/".startswith(f"{folder}/")
+    return not isinstance(folder, str) and json.dumps(folder) in json.dumps(place)
+
+
+def _waits_for(name: str, steps: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The steps that end before this one starts: those it names, those whose properties it reads, and theirs."""
+    after = {
+        step["Name"]: {*step.get("DependsOn", ()), *_PROPERTY.findall(json.dumps(step.get("Arguments", {})))}
+        for step in steps
+    }
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        new = after.get(waiting.pop(), set()) - found
+        found |= new
+        waiting += new
+    return found
+
+
+WRITTEN_PIPELINE_CHECKERS: tuple[Checker[Mapping[str, Any]], ...] = (check_step_addresses, check_step_order)

@@ -286,9 +286,10 @@ def _together_issues(values: Mapping[str, Any], ranges: list[Any]) -> Iterator[I
             problem = "needs a CategoricalParameter for every range: it tries every combination"
             remedy = "Write the values as CategoricalParameter([...]), or choose another strategy"
             yield Issue("tuner-grid-needs-categories", "strategy", problem, f"Grid with {others[0]}Parameter", remedy)
-        elif most is not None and most != (count := math.prod(len(it.values) for it in ranges)):
+        elif most != (count := math.prod(len(it.values) for it in ranges)):
+            # The service takes a Grid without it, but the SDK sends the None, which boto3 refuses.
             problem = f"must be the number of combinations of a Grid, {count}"
-            yield Issue("tuner-grid-count", "max_jobs", problem, most, "Leave it out")
+            yield Issue("tuner-grid-count", "max_jobs", problem, most, f"Set max_jobs={count}")
     elif strategy != "Hyperband" and "strategy_config" in values:
         problem = f"is for the strategy Hyperband, and the tuner's is {strategy}"
         yield Issue("tuner-strategy-config-unread", "strategy_config", problem, remedy="Leave it out")
