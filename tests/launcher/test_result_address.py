@@ -41,7 +41,7 @@ def test_C12_without_links_the_address_still_names_the_folder(tmp_path: Path) ->
     published(str(run), tmp_path)
     found = local_folder(str(run / "result" / "train"))
     assert found is not None
-    assert (found / "x").read_text() == "x"
+    assert (found / "x.txt").read_text() == "x"
     home = run_store_at(str(run), {})
     for _ in range(2):
         link_result(home, result_place(home, "run"))
