@@ -160,7 +160,7 @@ def _skipping(file: TorchFile) -> Any:
         if len(body) < 1 << 20:
             return write(body)
         file._file.seek(len(body), io.SEEK_CUR)
-        file._place += len(body)
+        file._position += len(body)
         return None
 
     return sparse

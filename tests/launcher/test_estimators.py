@@ -345,7 +345,7 @@ def test_f01_the_address_of_a_hand_written_step_follows_all_that_it_is_given(sou
     count = ParameterInteger("Count", 3)
     (fifth,) = steps_of(source, None, hyperparameters={"task.output_folder": "a"})
     (sixth,) = steps_of(source, None, hyperparameters={"task.output_folder": "b"})
-    (seventh,) = steps_of(source, None, environment={"COUNT": count})
+    (seventh,) = steps_of(source, None, environment={"COUNT": count.to_string()})
     addresses = [address_of(it) for it in (plain, first, second, fourth, fifth, sixth, seventh)]
     assert len({json.dumps(it) for it in addresses}) == len(addresses)
     assert address_of(third) == address_of(plain), "each fit is a step of its own"

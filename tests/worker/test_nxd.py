@@ -189,7 +189,7 @@ def test_rows_of_a_pipeline_stay_on_the_host(pipeline: bool, place: str) -> None
     from sm_llm.data.source import Batch
     from sm_llm.worker.strategies.nxd.strategy import NxdStrategy
 
-    of_engine = {"_is_pipeline": pipeline, "_rows": 2, "_task": SimpleNamespace(micro_batch_size=1)}
+    of_engine = {"_is_pipeline": pipeline, "_rows": 2, "_task": SimpleNamespace(micro_batch=1)}
     engine: Any = SimpleNamespace(device=SimpleNamespace(torch_device=torch.device("meta")), **of_engine)
     rows = np.zeros((2, 4), np.int64)
     found = NxdStrategy._inputs(engine, [Batch(rows, rows)], torch.tensor(0.5))
