@@ -172,11 +172,11 @@ def test_graphs_that_fail_on_one_node_fail_the_step_and_both_nodes_keep_what_com
 
 SOON = """
 import os
-def look(self, known=progress.CompileProgress.look):
+def poll(self, known=progress.CompileProgress.poll):
     if len(self._states) == 3 and os.environ["GROUP_RANK"] == "1":
         self._stall_seconds = 3.0
     known(self)
-progress.CompileProgress.look = look
+progress.CompileProgress.poll = poll
 """
 """The limit of the second node counts once all graphs are extracted: a busy machine may need long until then."""
 

@@ -52,14 +52,21 @@ class CompileProgress:
         now = self._clock()
         if now - self._polled_at < POLL_SECONDS:
             return
+        self._list(now)
+        if now - self._changed_at > self._stall_seconds:
+            raise RunFailed(self._stalled(now - self._changed_at))
+        self.report()
+
+    def finish(self) -> None:
+        """List the graphs once more: the last ones have changed since it was due."""
+        self._list(self._clock())
+
+    def _list(self, now: float) -> None:
         self._polled_at = now
         known = graphs(open_store(self._folder))
         if (states := {it.graph: _state(it) for it in known}) != self._states:
             self._states, self._changed_at = states, now
             self._note()
-        if now - self._changed_at > self._stall_seconds:
-            raise RunFailed(self._stalled(now - self._changed_at))
-        self.report()
 
     def report(self) -> None:
         """On the first node, the graphs of all nodes, as often as it is due: also while it waits for the others."""

@@ -120,6 +120,7 @@ class Precompilation:
             finally:
                 # Whatever has compiled is worth keeping, also on a node whose compiler hangs or whose training failed.
                 cache.save()
+            progress.finish()
             self._heed_stop()
             own = {**asdict(self.counts), "failures": cache.failures() if self.counts.failed else []}
             nodes = self.together(own, lambda: self._wait(progress))
