@@ -349,7 +349,8 @@ def test_f01_the_address_of_a_hand_written_step_follows_all_that_it_is_given(sou
     addresses = [address_of(it) for it in (plain, first, second, fourth, fifth, sixth, seventh)]
     assert len({json.dumps(it) for it in addresses}) == len(addresses)
     assert address_of(third) == address_of(plain), "each fit is a step of its own"
-    for request, expression in ((fourth, {"Get": "Parameters.Data"}), (seventh, {"Get": "Parameters.Count"})):
+    counted = {"Std:Join": {"On": "", "Values": [{"Get": "Parameters.Count"}]}}
+    for request, expression in ((fourth, {"Get": "Parameters.Data"}), (seventh, counted)):
         join = address_of(request)["Std:Join"]
         assert join["On"] == "/"
         assert join["Values"][0].startswith(f"{address_of(plain)}/")
