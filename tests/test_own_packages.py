@@ -39,7 +39,6 @@ ALLOWED = {
     "launcher/backends/kubeflow/": ({"sagemaker"}, "labels and API groups of HyperPod"),
     "launcher/backends/slurm/setup/": ({"fsdp"}, "an image stack"),
     "launcher/images/": ({"smp", "fsdp", "sagemaker"}, "image stacks, folders of docker/, a client of boto3"),
-    "worker/strategies/model.py": ({"fsdp"}, "torch's name of a method that tensors may have"),
     "launcher/tools/neuron_cache.py": ({"nxd"}, "the cache of compiled graphs is that engine's"),
     "launcher/planning/removed_modules.py": ({"smp"}, "an image stack, and what its library has no more"),
     "models/parallel.py": ({"fsdp", "smp", "nxd"}, "what each engine takes of a model; models know no specification"),
@@ -60,6 +59,7 @@ ALLOWED = {
     "worker/tasks/convert.py": ({"nxd"}, "a form of checkpoints"),
     "worker/tasks/register.py": ({"sagemaker"}, "the task registers with the service"),
     "worker/tasks/script.py": ({"smp"}, "a file of SageMaker's model parallel library"),
+    "worker/strategies/model.py": ({"fsdp"}, "torch's name of a method that tensors may have"),
 }
 """Modules and folders that name a part all the same, each with the reason."""
 

@@ -18,10 +18,10 @@ from sm_llm.spec.tasks import (
     CHECKPOINTING,
     COMPILE,
     MICRO_BATCH,
-    PLAINEST,
     RESHARD,
     open_settings,
     plainest,
+    setting,
     with_settings,
 )
 from sm_llm.terminal import counted, duration
@@ -53,7 +53,7 @@ _COMPILED_STEPS = 200
 
 
 @dataclass(frozen=True)
-class Place:
+class Hardware:
     """Where a training runs."""
 
     card: Card | None
@@ -83,7 +83,7 @@ class Choice:
         return f"{chosen}: {self.reason}"
 
 
-def choose(config: Config, task: TrainTask, place: Place, rows: int | None = None) -> Choice | None:
+def choose(config: Config, task: TrainTask, hardware: Hardware, rows: int | None = None) -> Choice | None:
     """Values for everything that ``task`` leaves open; None where it leaves nothing.
 
     ``config`` is the canonical config of its model, ``rows`` the number of its training rows where they are known.
@@ -94,20 +94,20 @@ def choose(config: Config, task: TrainTask, place: Place, rows: int | None = Non
         return None
     plain = plainest(task)
     plans = task.parallelism.can.plans_memory
-    if not plans or place.card is None:
+    if not plans or hardware.card is None:
         why = "on CPUs" if plans else f"with strategy {task.parallelism.strategy}"
-        return Choice({name: _value(plain, name) for name in names}, f"nothing is planned {why}")
-    compiled, why = _compiles(config, task, place, rows)
+        return Choice({name: setting(plain, name) for name in names}, f"nothing is planned {why}")
+    compiled, why = _compiles(config, task, hardware, rows)
     if COMPILE in names:
         task = with_settings(task, {COMPILE: compiled})
-    found = list(_fastest_of_each(config, task, place, place.card))
+    found = list(_fastest_of_each(config, task, hardware, hardware.card))
     fitting = [it for it in found if it.fits]
     # ``max`` takes the first of equals: the way of checkpointing that comes first.
     best = max(fitting, key=lambda it: it.speed) if fitting else min(found, key=lambda it: it.estimate.by_card)
     values = {**best.values, COMPILE: compiled}
     return Choice(
         {name: values[name] for name in names},
-        "; ".join([_fit(best, place.card), *([why] if COMPILE in names else [])]),
+        "; ".join([_fit(best, hardware.card), *([why] if COMPILE in names else [])]),
         best.estimate.by_card,
     )
 
@@ -120,17 +120,17 @@ class _Candidate:
     fits: bool
 
 
-def _fastest_of_each(config: Config, task: TrainTask, place: Place, card: Card) -> Iterator[_Candidate]:
+def _fastest_of_each(config: Config, task: TrainTask, hardware: Hardware, card: Card) -> Iterator[_Candidate]:
     """For every way of checkpointing and gathering the largest micro-batch that fits; the smallest where none does."""
-    sizes = _micro_batches(task, place)
+    sizes = _micro_batches(task, hardware)
     for kind in _kinds(task):
-        for resharded in _reshards(task, place):
+        for resharded in _reshards(task, hardware):
             found = None
             low, high = 0, len(sizes) - 1
             # Memory grows with the micro-batch, so the largest that fits is found by halving.
             while low <= high:
                 middle = (low + high) // 2
-                tried = _candidate(config, task, place, card, (sizes[middle], kind, resharded))
+                tried = _candidate(config, task, hardware, card, (sizes[middle], kind, resharded))
                 low, high = (middle + 1, high) if tried.fits else (low, middle - 1)
                 # Until one fits each is smaller than the last, from then on each that fits is larger.
                 if found is None or tried.fits or not found.fits:
@@ -140,20 +140,20 @@ def _fastest_of_each(config: Config, task: TrainTask, place: Place, card: Card) 
 
 
 def _candidate(
-    config: Config, task: TrainTask, place: Place, card: Card, chosen: tuple[int, str, bool | int]
+    config: Config, task: TrainTask, hardware: Hardware, card: Card, chosen: tuple[int, str, bool | int]
 ) -> _Candidate:
     size, kind, resharded = chosen
     values = {MICRO_BATCH: size, CHECKPOINTING: kind, RESHARD: resharded}
     tried = with_settings(task, values)
-    derived = derive_task(tried, place.world_size, node_size=place.node_size)
-    estimate = memory_estimate(config, tried, derived, place.node_size, card)
+    derived = derive_task(tried, hardware.world_size, node_size=hardware.node_size)
+    estimate = memory_estimate(config, tried, derived, hardware.node_size, card)
     tokens = size * task.data.seq_length
     speed = SPEEDS[kind] * tokens / (tokens + _MORE_TOKENS) * (_KEPT if resharded is False else 1.0)
     return _Candidate(values, estimate, speed, estimate.by_card <= _USED * card.gib * GIB)
 
 
 def _kinds(task: TrainTask) -> Sequence[str]:
-    given = _value(task, CHECKPOINTING)
+    given = setting(task, CHECKPOINTING)
     if given != AUTO:
         return [given]
     if task.parallelism.memory().offloads_activations:
@@ -162,42 +162,42 @@ def _kinds(task: TrainTask) -> Sequence[str]:
     return [kind for kind in SPEEDS if kind != "budget" or task.precision.compile is True]
 
 
-def _reshards(task: TrainTask, place: Place) -> Sequence[bool | int]:
-    given = _value(task, RESHARD)
+def _reshards(task: TrainTask, hardware: Hardware) -> Sequence[bool | int]:
+    given = setting(task, RESHARD)
     if given != AUTO:
         return [given]
     # Where nothing is sharded nothing is gathered.
-    is_sharded = task.parallelism.layout(place.world_size, place.node_size).shard > 1
+    is_sharded = task.parallelism.layout(hardware.world_size, hardware.node_size).shard > 1
     return [False, True] if is_sharded else [True]
 
 
-def _micro_batches(task: TrainTask, place: Place) -> list[int]:
+def _micro_batches(task: TrainTask, hardware: Hardware) -> list[int]:
     """Ascending."""
     if task.micro_batch_size != AUTO:
         return [task.micro_batch]
-    data = task.parallelism.layout(place.world_size, place.node_size).data
+    data = task.parallelism.layout(hardware.world_size, hardware.node_size).data
     own = (task.global_batch_size or data) // data
     most = max(1, _MOST_TOKENS // task.data.seq_length)
     return [size for size in range(1, min(own, most) + 1) if own % size == 0] or [1]
 
 
-def _compiles(config: Config, task: TrainTask, place: Place, rows: int | None) -> tuple[bool, str]:
+def _compiles(config: Config, task: TrainTask, hardware: Hardware, rows: int | None) -> tuple[bool, str]:
     """Whether layers are compiled, and why."""
     if task.precision.compile != AUTO:
         return task.precision.compile is True, ""
     if task.parallelism.degrees.tensor > 1:
         return False, "not compiled with tensor parallelism"
-    if place.no_compiler is not None:
-        return False, f"not compiled: {place.no_compiler}"
-    derived = derive_task(plainest(task), place.world_size, rows, node_size=place.node_size)
-    peak = peak_flops(place.card.name) if place.card is not None else None
-    if _value(task, CHECKPOINTING) == "budget" or derived.total_steps is None or derived.total_tokens is None:
+    if hardware.no_compiler is not None:
+        return False, f"not compiled: {hardware.no_compiler}"
+    derived = derive_task(plainest(task), hardware.world_size, rows, node_size=hardware.node_size)
+    peak = peak_flops(hardware.card.name) if hardware.card is not None else None
+    if setting(task, CHECKPOINTING) == "budget" or derived.total_steps is None or derived.total_tokens is None:
         return True, "compiled"
     if peak is None:
         pays = derived.total_steps >= _COMPILED_STEPS
         return pays, f"{'compiled' if pays else 'not compiled'} for {counted(derived.total_steps, 'step')}"
     flops = family(config).flops_per_token(config, task.data.seq_length) * derived.total_tokens
-    seconds = flops / (peak * _EAGER_SHARE * place.world_size)
+    seconds = flops / (peak * _EAGER_SHARE * hardware.world_size)
     pays = seconds >= _COMPILED_SECONDS
     return pays, f"{'compiled' if pays else 'not compiled'} for about {duration(seconds)} of training"
 
@@ -207,11 +207,6 @@ def _fit(best: _Candidate, card: Card) -> str:
     if not best.fits:
         return f"nothing is predicted to fit, and this takes least, {size}"
     return f"the fastest that is predicted to fit, {size}"
-
-
-def _value(task: TrainTask, name: str) -> Any:
-    holder, _, field = name.rpartition(".")
-    return getattr(getattr(task, holder) if holder else task, field, PLAINEST[name])
 
 
 def _shown(value: Any) -> str:

@@ -148,7 +148,7 @@ class TrainTask(SpecModel):
 
 def open_settings(task: TrainTask) -> tuple[str, ...]:
     """Those that ``task`` leaves open."""
-    return tuple(name for name in PLAINEST if _value(task, name) == AUTO)
+    return tuple(name for name in PLAINEST if setting(task, name) == AUTO)
 
 
 def with_settings(task: TrainTask, values: Mapping[str, Any]) -> TrainTask:
@@ -175,12 +175,13 @@ def plainest(task: TrainTask) -> TrainTask:
 
 def settings(task: TrainTask) -> dict[str, Any]:
     """The values of all of them."""
-    return {name: _value(task, name) for name in PLAINEST}
+    return {name: setting(task, name) for name in PLAINEST}
 
 
-def _value(task: TrainTask, name: str) -> Any:
+def setting(task: TrainTask, name: str) -> Any:
+    """The value of one of ``PLAINEST``; the plainest where the strategy has no such setting."""
     holder, _, field = name.rpartition(".")
-    return getattr(getattr(task, holder) if holder else task, field, None)
+    return getattr(getattr(task, holder) if holder else task, field, PLAINEST[name])
 
 
 class TrainTokenizer(SpecModel):

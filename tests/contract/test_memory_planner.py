@@ -8,7 +8,7 @@ import pytest
 
 from sm_llm.contract import memory_planner
 from sm_llm.contract.memory_estimate import GIB, memory_estimate
-from sm_llm.contract.memory_planner import Choice, Place, choose
+from sm_llm.contract.memory_planner import Choice, Hardware, choose
 from sm_llm.errors import SpecError
 from sm_llm.models.config import model_config
 from sm_llm.spec.derive import derive_task
@@ -26,7 +26,7 @@ def training(**fields: Any) -> TrainTask:
 
 
 def chosen(gib: float = 139.8, gpus: int = 8, name: str = "NVIDIA H200", **fields: Any) -> Choice:
-    found = choose(CONFIG, training(**fields), Place(Card(name, gib), gpus, min(gpus, 8)))
+    found = choose(CONFIG, training(**fields), Hardware(Card(name, gib), gpus, min(gpus, 8)))
     assert found is not None
     return found
 
@@ -92,7 +92,7 @@ def test_what_a_user_has_set_is_left_alone() -> None:
     found = chosen(140, parallelism=fixed)
     assert set(found.values) == {"micro_batch_size", "precision.compile"}
     whole = training(parallelism=fixed, micro_batch_size=1, precision={"compile": False})
-    assert choose(CONFIG, whole, Place(H200, 8, 8)) is None
+    assert choose(CONFIG, whole, Hardware(H200, 8, 8)) is None
     assert open_settings(whole) == ()
 
 
@@ -107,41 +107,42 @@ def test_one_gpu_gathers_nothing_so_nothing_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "place", "compiled", "reason"),
+    ("fields", "hardware", "compiled", "reason"),
     [
-        ({}, Place(H200, 8, 8), True, "compiled for about"),
-        ({"max_steps": 10}, Place(H200, 8, 8), False, "not compiled for about"),
+        ({}, Hardware(H200, 8, 8), True, "compiled for about"),
+        ({"max_steps": 10}, Hardware(H200, 8, 8), False, "not compiled for about"),
         ({"max_steps": None, "max_epochs": 1.0, "data": {"format": "rows", "seq_length": 8192, "train": "x"}},
-         Place(H200, 8, 8), True, "compiled"),
-        ({"max_steps": 100}, Place(Card("NVIDIA X", 139.8), 8, 8), False, "not compiled for 100 steps"),
-        ({"max_steps": 200}, Place(Card("NVIDIA X", 139.8), 8, 8), True, "compiled for 200 steps"),
-        ({}, Place(H200, 8, 8, "there is no C compiler"), False, "there is no C compiler"),
-        ({"parallelism": {"tensor_parallel_degree": 2}}, Place(H200, 8, 8), False, "tensor parallelism"),
-        ({"max_steps": 10, "parallelism": {"activation_checkpointing": "budget"}}, Place(H200, 8, 8), True, "compiled"),
+         Hardware(H200, 8, 8), True, "compiled"),
+        ({"max_steps": 100}, Hardware(Card("NVIDIA X", 139.8), 8, 8), False, "not compiled for 100 steps"),
+        ({"max_steps": 200}, Hardware(Card("NVIDIA X", 139.8), 8, 8), True, "compiled for 200 steps"),
+        ({}, Hardware(H200, 8, 8, "there is no C compiler"), False, "there is no C compiler"),
+        ({"parallelism": {"tensor_parallel_degree": 2}}, Hardware(H200, 8, 8), False, "tensor parallelism"),
+        ({"max_steps": 10, "parallelism": {"activation_checkpointing": "budget"}},
+         Hardware(H200, 8, 8), True, "compiled"),
     ],
 )  # fmt: skip
 def test_layers_are_compiled_where_that_pays_and_works(
-    fields: dict[str, Any], place: Place, compiled: bool, reason: str
+    fields: dict[str, Any], hardware: Hardware, compiled: bool, reason: str
 ) -> None:
-    found = choose(CONFIG, training(**fields), place)
+    found = choose(CONFIG, training(**fields), hardware)
     assert found is not None
     assert found.values["precision.compile"] is compiled
     assert reason in found.reason
 
 
 def test_cpus_and_other_engines_take_the_plainest_values() -> None:
-    found = choose(CONFIG, training(), Place(None, 2, 2))
+    found = choose(CONFIG, training(), Hardware(None, 2, 2))
     assert found is not None
     assert found.values == PLAINEST
     assert found.predicted_bytes is None
-    other = choose(CONFIG, training(parallelism={"strategy": "smp"}), Place(H200, 8, 8))
+    other = choose(CONFIG, training(parallelism={"strategy": "smp"}), Hardware(H200, 8, 8))
     assert other is not None
     assert other.values == {"micro_batch_size": 1, "precision.compile": False}
 
 
 def test_numbers_that_do_not_fit_are_the_users_fault() -> None:
     with pytest.raises(SpecError, match="not divisible"):
-        choose(CONFIG, training(global_batch_size=31), Place(H200, 8, 8))
+        choose(CONFIG, training(global_batch_size=31), Hardware(H200, 8, 8))
 
 
 def test_prices_fall_in_the_order_in_which_they_are_tried() -> None:

@@ -1,4 +1,4 @@
-"""Settings that are ``auto``: chosen once for a place, kept for later attempts and for runs that continue this one."""
+"""Settings that are ``auto``: chosen once, kept for later attempts and for runs that continue this one."""
 
 from __future__ import annotations
 

@@ -55,6 +55,11 @@ def at_stable_addresses(workflow: WorkflowSpec, plan: Plan, run_uri: str) -> Pla
     return replace(plan, job=job, digest=spec_digest(job))
 
 
+def behind(submission: Submission, steps: Sequence[str]) -> Submission:
+    """``submission`` of a step, with what it starts after: names of steps, or their jobs' ids."""
+    return replace(submission, request={**submission.request, "after": list(steps)})
+
+
 def has_result(home: RunStore, above: RunRecord, step: str) -> bool:
     """Whether a step of the workflow at ``home`` has published its result. ``above`` is the workflow's record."""
     place = home.below(STEPS, step)

@@ -120,11 +120,11 @@ class Draft:
             return None
         if not open_settings(task):
             return None
-        from sm_llm.contract.memory_planner import Place, choose
+        from sm_llm.contract.memory_planner import Hardware, choose
 
-        place = Place(card, self.job.compute.world_size, self.job.compute.processes)
+        hardware = Hardware(card, self.job.compute.world_size, self.job.compute.processes)
         # Issues of the numbers are found where they are derived.
-        return _known(lambda: choose(config, task, place, rows.rows if rows else None)).value
+        return _known(lambda: choose(config, task, hardware, rows.rows if rows else None)).value
 
     @property
     def planned(self) -> TrainTask | None:

@@ -27,7 +27,7 @@ _LONGEST_STEM = 100
 
 
 def make_plain(folder: Path, within: Sequence[Path]) -> list[str]:
-    """Replace links in ``folder`` that lead below one of ``within`` by their files, and remove what is no file.
+    """Replace links in ``folder`` to files below one of ``within`` by these files; remove what is not a regular file.
 
     Returns sentences about what was left out. Raises ``OSError`` for what cannot be read.
     """

@@ -83,7 +83,7 @@ def native_state(
     if name == "Succeeded":
         return NativeState(state, "")
     # The operator writes nothing of any of this in its conditions.
-    found = [it for it in map(trouble, sorted(pods, key=_order)) if it is not None]
+    found = [it for it in map(pod_problem, sorted(pods, key=_order)) if it is not None]
     fewest = (job.get("spec") or {}).get("elasticPolicy", {}).get("minReplicas")
     running = [it for it in pods if (it.get("status") or {}).get("phase") == "Running"]
     if state is RunState.RUNNING and fewest is not None and fewest <= len(running) < len(pods):
@@ -130,7 +130,7 @@ def _counts(pods: Sequence[Mapping[str, Any]]) -> str:
     return f"of {len(pods)} pods " + ", ".join(listed)
 
 
-def trouble(pod: Mapping[str, Any]) -> NativeState | None:
+def pod_problem(pod: Mapping[str, Any]) -> NativeState | None:
     """Why a pod does not run, and what a person can do about it; None where nothing is wrong with it."""
     status, name = pod.get("status") or {}, str(pod["metadata"]["name"])
     unscheduled: Mapping[str, Any] = next(

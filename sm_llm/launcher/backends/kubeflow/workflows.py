@@ -19,11 +19,12 @@ from sm_llm.launcher.backends.kubeflow.driver import account_objects, driver_obj
 from sm_llm.launcher.backends.kubeflow.jobs import is_of, kind_of, parts, stop_job
 from sm_llm.launcher.backends.kubeflow.manifest_check import manifest_issues
 from sm_llm.launcher.backends.kubeflow.render import document
-from sm_llm.launcher.backends.kubeflow.states import condition_of, termination, trouble
+from sm_llm.launcher.backends.kubeflow.states import condition_of, pod_problem, termination
 from sm_llm.launcher.backends.kubeflow.submit import check_cluster, create_once, own_config_maps, place_inputs
 from sm_llm.launcher.backends.workflow_steps import (
     alive,
     at_stable_addresses,
+    behind,
     has_result,
     next_submission,
     previewed,
@@ -57,7 +58,7 @@ _END_SECONDS = 60.0
 def submissions(workflow: WorkflowSpec, plans: Sequence[Plan], run_id: str, run_uri: str) -> list[Submission]:
     """What every step would be sent, and with the last one the driver, which holds their jobs."""
     found = [
-        _after(it, plan.after) for plan, it in zip(plans, previewed(workflow, plans, run_id, run_uri), strict=True)
+        behind(it, plan.after) for plan, it in zip(plans, previewed(workflow, plans, run_id, run_uri), strict=True)
     ]
     options = KubeflowOptions.of(workflow)
     steps = {str(plan.step): plan.after for plan in plans}
@@ -72,10 +73,6 @@ def submissions(workflow: WorkflowSpec, plans: Sequence[Plan], run_id: str, run_
         document=shown[-1].document + document(objects),
     )
     return [*shown[:-1], last]
-
-
-def _after(submission: Submission, steps: Sequence[str]) -> Submission:
-    return replace(submission, request={**submission.request, "after": list(steps)})
 
 
 def _job(submission: Submission) -> dict[str, Any]:
@@ -237,7 +234,7 @@ def state_of(
         return settled(home, record, last, found, "it was never started")
     pods = cluster.pods(namespace, name)
     if not _has_ended(driver):
-        words = next((it for it in map(trouble, pods) if it is not None), None)
+        words = next((it for it in map(pod_problem, pods) if it is not None), None)
         return NativeState(
             RunState.PENDING, f"its driver: {words.detail}" if words else "its next step is about to begin"
         )

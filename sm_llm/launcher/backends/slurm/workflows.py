@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import SubmitError
@@ -18,6 +17,7 @@ from sm_llm.launcher.backends.slurm.submit import check_cluster, submit
 from sm_llm.launcher.backends.workflow_steps import (
     alive,
     at_stable_addresses,
+    behind,
     has_result,
     next_submission,
     previewed,
@@ -49,11 +49,7 @@ if TYPE_CHECKING:
 def submissions(workflow: WorkflowSpec, plans: Sequence[Plan], run_id: str, run_uri: str) -> list[Submission]:
     """What every step would be sent; ``<STEP>`` stands for the id of that step's job."""
     found = previewed(workflow, plans, run_id, run_uri)
-    return [_after(it, [f"<{step}>" for step in plan.after]) for plan, it in zip(plans, found, strict=True)]
-
-
-def _after(submission: Submission, job_ids: Sequence[str]) -> Submission:
-    return replace(submission, request={**submission.request, "after": list(job_ids)})
+    return [behind(it, [f"<{step}>" for step in plan.after]) for plan, it in zip(plans, found, strict=True)]
 
 
 def start(home: RunStore, connect: Callable[[str | None], Cluster]) -> str:
@@ -101,7 +97,7 @@ def _start_step(
 
     ``folder`` is what its relative inputs are relative to.
     """
-    submission = _after(next_submission(home, above, plan, folder), after)
+    submission = behind(next_submission(home, above, plan, folder), after)
     number = submission.job.attempt
     attempt = Attempt.claim(number, request=RunPaths.request_key(number))
     with claimed(home, attempt):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import QueryError, SubmitError
 from sm_llm.launcher.backend import ClusterCheck
 from sm_llm.launcher.backends.kubeflow import names
-from sm_llm.launcher.backends.kubeflow.states import termination, trouble
+from sm_llm.launcher.backends.kubeflow.states import pod_problem, termination
 from sm_llm.runs.run_states import RunState
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _watched(
                 return ClusterCheck("image", "ok", "pulled; it has python3 and boto3")
             if phase == "Failed":
                 return ClusterCheck("image", "failed", _end(pod))
-            found = trouble(pod)
+            found = pod_problem(pod)
             words = found.detail if found is not None else words
             # A pod without a node shows nothing of the image, and may find one yet.
             if found is not None and found.state is RunState.PENDING and "waiting for nodes" not in words:
