@@ -105,7 +105,8 @@ class Plain:
             'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
             f"srun --kill-on-bad-exit=1 bash -c 'exec {sys.executable} -m torch.distributed.run --nnodes=2 "
             "--nproc-per-node=1 --node-rank=$SLURM_NODEID --rdzv-backend=static "
-            f"--rdzv-id=$SLURM_JOB_ID-$SLURM_RESTART_COUNT --master-addr=$1 --master-port=$((30000 + SLURM_JOB_ID)) "
+            "--rdzv-id=$SLURM_JOB_ID-$SLURM_RESTART_COUNT --master-addr=$1 "
+            "--master-port=$((30000 + SLURM_JOB_ID % 20000)) "
             f'{Path(__file__).with_name("plain_recovery.py")} {folder} {EVERY}\' step "$head"\n'
         )
         self.job_id = cluster.run("sbatch", "--parsable", str(script)).strip()
