@@ -31,6 +31,7 @@ from sm_llm.worker.publishing.own_record import keep_record
 from sm_llm.worker.runtime.stop import Stopping, leave
 from sm_llm.worker.supervision import failure_report as failures
 from sm_llm.worker.supervision.kernel_probe import probe_kernels
+from sm_llm.worker.supervision.store_all_gather import leave_in_order
 from sm_llm.worker.supervision.time_limit import start_time_limit
 from sm_llm.worker.supervision.toolkit import is_child_of_toolkit, settle_environment, start_watch
 from sm_llm.worker.trackers.experiment_trackers import forwarded_events
@@ -156,14 +157,24 @@ class Frame:
             await_host(address)
         self.kv_store = context.kv_store = _kv_store(context, self.environ)
         spec = _watchdog_of(task)
-        with nullcontext() if spec is None else _watchdog(context, spec, self.kv_store):
-            try:
-                yield
-            except (Stopping, KeyboardInterrupt, SystemExit):
-                raise
-            except BaseException as error:
-                self.report_failure(error)
-                raise
+        try:
+            with nullcontext() if spec is None else _watchdog(context, spec, self.kv_store):
+                try:
+                    yield
+                except (Stopping, KeyboardInterrupt, SystemExit):
+                    raise
+                except BaseException as error:
+                    self.report_failure(error)
+                    raise
+        except Stopping:
+            self._leave(context)
+            raise
+        self._leave(context)
+
+    def _leave(self, context: WorkerContext) -> None:
+        grace = context.job.spec.backend.stop_seconds
+        left = context.requests.seconds_left(grace)
+        leave_in_order(self.kv_store, context.place, grace if left is None else left)
 
     def end_now(self, reason: str) -> None:
         """A request to stop while there are no steps to finish: nothing is lost by ending here."""

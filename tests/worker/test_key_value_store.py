@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -9,9 +10,11 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from sm_llm.errors import RunFailed
+from sm_llm.worker.process_info import ProcessInfo
 from sm_llm.worker.runtime.key_value_store import KeyValueStore, connect
 from sm_llm.worker.runtime.message import encode
-from sm_llm.worker.supervision.store_all_gather import StoreAllGather
+from sm_llm.worker.supervision.failure_report import FAILED
+from sm_llm.worker.supervision.store_all_gather import StoreAllGather, leave_in_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,3 +95,36 @@ def test_s05_no_value_that_somebody_else_has_put_there_is_gathered(kv_store: Key
     _store(stranger, f"{key.removesuffix('probe')}gather/ranks/1/1", encode("forged"))
     with pytest.raises((RunFailed, RuntimeError), match="not of this job"):
         StoreAllGather(kv_store, "ranks", 0, 2, timeout=10)("mine")
+
+
+LONG = 60.0
+
+
+def leave(kv_store: KeyValueStore, rank: int, seconds: float = LONG) -> None:
+    leave_in_order(kv_store, ProcessInfo(rank=rank, world_size=3), seconds)
+
+
+def test_no_process_ends_before_all_are_ready_and_the_leader_ends_last(kv_store: KeyValueStore) -> None:
+    with ThreadPoolExecutor(3) as threads:
+        leader, first = threads.submit(leave, kv_store, 0), threads.submit(leave, kv_store, 1)
+        while kv_store.get("leave/ready/1") is None:
+            pass
+        assert kv_store.get("leave/all") is None
+        assert not leader.done()
+        assert not first.done()
+        # The last one is ready, and has read that all are only when it says so.
+        kv_store.put("leave/ready/2", "")
+        first.result(LONG)
+        assert not leader.done()
+        kv_store.put("leave/left/2", "")
+        leader.result(LONG)
+
+
+def test_nobody_waits_for_a_process_of_a_job_that_has_failed_or_for_one_that_never_comes(
+    kv_store: KeyValueStore,
+) -> None:
+    leave(kv_store, 0, seconds=0.0)
+    leave(kv_store, 1, seconds=0.0)
+    kv_store.put(FAILED, "")
+    leave(kv_store, 0)
+    leave(kv_store, 2)

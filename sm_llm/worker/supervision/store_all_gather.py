@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import RunFailed
@@ -12,6 +13,7 @@ from sm_llm.worker.supervision.failure_report import FAILED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sm_llm.worker.process_info import ProcessInfo
     from sm_llm.worker.runtime.key_value_store import KeyValueStore
 
 TIMEOUT_SECONDS = 2 * 3600.0
@@ -43,17 +45,45 @@ class StoreAllGather:
         self._round += 1
         prefix = f"gather/{self._name}/{self._round}"
         self._kv_store.put(f"{prefix}/{self._index}", encode(value))
-        return [self._await(f"{prefix}/{number}", while_waiting) for number in range(self._count)]
+        notes = [f"{prefix}/{number}" for number in range(self._count)]
+        return [decode(_awaited(self._kv_store, note, self._timeout, while_waiting)) for note in notes]
 
-    def _await(self, note: str, while_waiting: Callable[[], None]) -> Any:
-        assert self._kv_store is not None
-        deadline = time.monotonic() + self._timeout
-        while (text := self._kv_store.get(note)) is None:
-            # Asked in every turn: the note that is waited for may never come from a process that has failed.
-            if self._kv_store.get(FAILED) is not None:
-                raise RunFailed("another process is gone")
-            if time.monotonic() > deadline:
-                raise RunFailed(f"another process did not come within {self._timeout:.0f} s ({note})")
-            while_waiting()
-            time.sleep(_POLL_SECONDS)
-        return decode(text)
+
+def leave_in_order(kv_store: KeyValueStore | None, process: ProcessInfo, seconds: float) -> None:
+    """Wait until all processes are ready to end; the leader, whose host serves the notes, is last.
+
+    Otherwise the store is gone while another process still reads what the last exchange brought or whether the job
+    stops, and that process reports a failure. Waits ``seconds`` at most for each process, and for none of a job that
+    has failed.
+    """
+    if kv_store is None or process.world_size == 1:
+        return
+    others = range(1, process.world_size)
+    # Without an answer of the store there is nobody left to wait for.
+    with suppress(RuntimeError, RunFailed):
+        if process.is_leader:
+            for rank in others:
+                _awaited(kv_store, f"leave/ready/{rank}", seconds)
+            kv_store.put("leave/all", "")
+            for rank in others:
+                _awaited(kv_store, f"leave/left/{rank}", seconds)
+            return
+        kv_store.put(f"leave/ready/{process.rank}", "")
+        # Torchrun ends all processes of its node once one has stopped: none goes before all are ready.
+        _awaited(kv_store, "leave/all", seconds)
+        kv_store.put(f"leave/left/{process.rank}", "")
+
+
+def _awaited(
+    kv_store: KeyValueStore, note: str, seconds: float, while_waiting: Callable[[], None] = lambda: None
+) -> str:
+    deadline = time.monotonic() + seconds
+    while (text := kv_store.get(note)) is None:
+        # Asked in every turn: the note that is waited for may never come from a process that has failed.
+        if kv_store.get(FAILED) is not None:
+            raise RunFailed("another process is gone")
+        if time.monotonic() > deadline:
+            raise RunFailed(f"another process did not come within {seconds:.0f} s ({note})")
+        while_waiting()
+        time.sleep(_POLL_SECONDS)
+    return text
