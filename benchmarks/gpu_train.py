@@ -146,11 +146,11 @@ class Ours:
         """GiB at the peak, as allocated and by the card."""
         import torch
 
-        setup, place = self._loop.setup, self._loop.training.context.place
+        setup, process = self._loop.setup, self._loop.training.context.process
         if self.device.type != "cuda":
             return {}
         total = torch.cuda.get_device_properties(self.device).total_memory / 2**30
-        card, nodes = Card(torch.cuda.get_device_name(self.device), total), place.local_world_size
+        card, nodes = Card(torch.cuda.get_device_name(self.device), total), process.local_world_size
         found = memory_estimate(setup.config, setup.task, setup.derived, nodes, card)
         return {"allocated": found.total / 2**30, "by_card": found.by_card / 2**30}
 
@@ -191,11 +191,11 @@ class Bare:
         from sm_llm.worker.strategies.weights import InitialWeights
         from sm_llm.worker.training.job_setup import set_up
 
-        task, place = TrainTask.model_validate(setting.task(), strict=False), ProcessInfo.read(os.environ)
-        device = gpu_or_cpu(place)
+        task, process = TrainTask.model_validate(setting.task(), strict=False), ProcessInfo.read(os.environ)
+        device = gpu_or_cpu(process)
         self.device = device.torch_device
-        start_process_group(self.device, place)
-        setup = set_up(task, make_strategy(task, place, device).layout, place.local_world_size, Path())
+        start_process_group(self.device, process)
+        setup = set_up(task, make_strategy(task, process, device).layout, process.local_world_size, Path())
         self.costs = setup.costs(device)
         self.model = build_on_meta(setup.config)
         compute = torch.bfloat16 if setting.compute == "bf16" else torch.float32

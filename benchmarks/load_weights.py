@@ -36,12 +36,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.load is not None:
         return load(options.load, options.format)
-    with tempfile.TemporaryDirectory(dir=options.folder) as place:
-        size = write_model(Path(place), options.megabytes * 10**6)
+    with tempfile.TemporaryDirectory(dir=options.folder) as location:
+        size = write_model(Path(location), options.megabytes * 10**6)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(
-            [*command, "--load", place, "--format", options.format],
+            [*command, "--load", location, "--format", options.format],
             env=environ,
             stdout=subprocess.PIPE,
             text=True,
@@ -97,9 +97,9 @@ def load(folder: Path, master: str) -> None:
         },
         strict=False,
     )
-    place = ProcessInfo.read(os.environ)
+    process = ProcessInfo.read(os.environ)
     config = model_config(preset=None, path=str(folder), pretrained=None, overrides={})
-    strategy = fsdp.FsdpStrategy(task, place, gpu_or_cpu(place))
+    strategy = fsdp.FsdpStrategy(task, process, gpu_or_cpu(process))
     strategy.setup()
     fsdp.build_on_meta(config)  # what transformers imports for it belongs to the baseline
     before, reported = anonymous_bytes(), {"rank": int(os.environ["RANK"])}

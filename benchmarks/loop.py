@@ -69,11 +69,11 @@ class Ours:
         base = {"SAGEMAKER_BASE_DIR": str(folder / "base"), JOB_ENVIRONMENT: str(folder / "job.json")}
         context = WorkerContext.read({**os.environ, **base})
         assert isinstance(spec.task, TrainTask)
-        device = find_device(spec.task.parallelism.strategy, context.place)
+        device = find_device(spec.task.parallelism.strategy, context.process)
         chosen = with_choices(context, spec.task, config_of(spec.task), device)
-        strategy = make_strategy(chosen, context.place, device)
+        strategy = make_strategy(chosen, context.process, device)
         strategy.setup()
-        self.setup = set_up(chosen, strategy.layout, context.place.local_world_size, context.scratch)
+        self.setup = set_up(chosen, strategy.layout, context.process.local_world_size, context.scratch)
         self.training = Trainer(context, self.setup, strategy)
         self.training.begin()
         self.step = 0

@@ -241,13 +241,13 @@ def main() -> None:
     parser.add_argument("--aws", default=shutil.which("aws"), help="command line of aws; left out if there is none")
     parser.add_argument("--only", nargs="*", help="names of the cases to run")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the size of every file")
-    parser.add_argument("--place", type=Path, default=Path("/dev/shm"), help="where all data lie")
+    parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="where all data lie")
     arguments = parser.parse_args()
     cases = SLOPE if arguments.slope else CASES
     cases = {name: case for name, case in cases.items() if not arguments.only or name in arguments.only}
     cases = {name: (count, int(size * arguments.scale)) for name, (count, size) in cases.items()}
     needed = 2 * max(count * size for count, size in cases.values())
-    with work_folder(arguments.place, needed) as folder, running_server(folder) as server:
+    with work_folder(arguments.folder, needed) as folder, running_server(folder) as server:
         bench = Bench(server, folder, None if arguments.slope else arguments.aws)
         print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {arguments.rounds} rounds, {arguments}")
         print("| case | client | CPU s | CPU to s5cmd (range) | wall s | wall to best peer | peak MB |")

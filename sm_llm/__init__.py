@@ -88,7 +88,7 @@ __all__ = [
     "sync",
 ]
 
-_HOMES = {
+_DEFINED_IN = {
     "sm_llm.launcher.api": ("launch", "load_spec", "prepare"),
     "sm_llm.launcher.find_runs": ("attach", "ls"),
     "sm_llm.launcher.backends.sagemaker.sdk.estimators": ("distribution", "estimator"),
@@ -102,7 +102,7 @@ _HOMES = {
 }
 # Modules that are public as a whole.
 _MODULES = {"convert": "sm_llm.convert", "pipelines": "sm_llm.pipelines"}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _DEFINED_IN.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
@@ -112,7 +112,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         value: Any = import_module(_MODULES[name])
     else:
-        value = getattr(import_module(_HOME_OF.get(name, "sm_llm.errors")), name)
+        value = getattr(import_module(_MODULE_OF.get(name, "sm_llm.errors")), name)
     # Kept, so that ``__getattr__`` is called once for each name.
     globals()[name] = value
     return value

@@ -3,5 +3,5 @@
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
-HOME = PACKAGE.parent
+PACKAGE_PARENT = PACKAGE.parent
 """What has to be on ``sys.path`` for this package to be importable."""

@@ -39,7 +39,7 @@ def clean(text: str) -> str:
     return _LONE_SURROGATE.sub("\ufffd", _CONTROL.sub("", text))
 
 
-def say(*lines: object, err: bool = False) -> None:
+def echo(*lines: object, err: bool = False) -> None:
     """Print lines on standard output or standard error, ``clean``."""
     stream = sys.stderr if err else sys.stdout
     for line in lines:

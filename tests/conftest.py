@@ -140,9 +140,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture(autouse=True)
 def _own_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """No test reads the user's own defaults or caches, or reaches a hub."""
-    home = tmp_path_factory.getbasetemp() / "home"
-    home.mkdir(exist_ok=True)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
-    monkeypatch.setenv("HF_HOME", str(home / "hf"))
+    folder = tmp_path_factory.getbasetemp() / "home"
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.setenv("HF_HOME", str(folder / "hf"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

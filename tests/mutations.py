@@ -117,8 +117,8 @@ FAULTS = (
     ),
     Fault(
         "launcher/backends/local/local_run.py",
-        "if not mine or _is_alive_here(home, record) or is_alive_elsewhere(home, record):",
-        "if not mine or is_alive_elsewhere(home, record):",
+        "if not mine or _is_alive_here(run_store, record) or is_alive_elsewhere(run_store, record):",
+        "if not mine or is_alive_elsewhere(run_store, record):",
         "launcher/test_supervisor.py launcher/test_handle.py",
         "a running run is started a second time",
     ),

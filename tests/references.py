@@ -141,17 +141,17 @@ def _block(
         if not docs.get(name):
             raise Undocumented(f"{kind.__name__}.{name} has no description: write a string under the field")
         own = declared(field) or kind.fields_are or inherited
-        inner += [(it, *_place(here, field.annotation, it), own) for it in child_blocks(field.annotation)]
+        inner += [(it, *_location(here, field.annotation, it), own) for it in child_blocks(field.annotation)]
         row = [f"`{here}`", _type(field.annotation), _default(field), _markdown(docs[name]), _bounds(field)]
         yield f"| {' | '.join(map(_cell, [*row, own.field_class if own else '']))} |"
-    for block, place, choice, own in inner:
+    for block, location, choice, own in inner:
         if (block, own) not in seen:
-            yield from _block(block, place, own, seen, choice)
+            yield from _block(block, location, own, seen, choice)
         else:
-            yield from ["", f"`{place}{choice}`: the fields of {_link(seen[block, own])}."]
+            yield from ["", f"`{location}{choice}`: the fields of {_link(seen[block, own])}."]
 
 
-def _place(path: str, annotation: Any, block: type[SpecModel]) -> tuple[str, str]:
+def _location(path: str, annotation: Any, block: type[SpecModel]) -> tuple[str, str]:
     """Where a block stands, below a key of one's own in a mapping, and the tag that chooses it in a union."""
     if any(block in child_blocks(it) and block is not it for it in members(annotation) if _origin(it) in (dict, list)):
         path += ".NAME" if any(_origin(it) is dict for it in members(annotation)) else "[]"

@@ -84,13 +84,13 @@ def pip_step(kind: str) -> tuple[list[Path], set[str]]:
     """Of the image's pip step: the files with what is wanted, and the packages whose releases are held."""
     found = instructions(kind)
     (step,) = (text for name, text in found if name == "RUN" and "pip install" in text)
-    places = {}
+    locations = {}
     for *sources, target in (text.split() for name, text in found if name == "COPY"):
         for source in sources:
-            places[target + Path(source).name if target.endswith("/") else target] = ROOT / source
+            locations[target + Path(source).name if target.endswith("/") else target] = ROOT / source
     held = re.search(r"freeze\.py (?P<names>[^>]*)>", step)
     assert held is not None
-    return [places[name] for name in re.findall(r"--requirement (\S+)", step)], set(held["names"].split())
+    return [locations[name] for name in re.findall(r"--requirement (\S+)", step)], set(held["names"].split())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -73,11 +73,11 @@ def test_a_pipeline_has_two_steps_and_the_second_reads_what_the_first_publishes(
     found = json.loads(example["build"](session).definition())
     first, second = found["Steps"]
     assert (first["Name"], second["Name"], second["DependsOn"]) == ("Prepare", "Train", ["Prepare"])
-    places = {
+    locations = {
         it["ChannelName"]: it["DataSource"]["S3DataSource"]["S3Uri"] for it in second["Arguments"]["InputDataConfig"]
     }
     run = next(it["Value"] for it in first["Arguments"]["Tags"] if it["Key"] == "sm_llm:run")
-    assert places["prepared"] == f"{run}/result"
+    assert locations["prepared"] == f"{run}/result"
     rate = second["Arguments"]["HyperParameters"]["task.optim.learning_rate"]
     assert rate == {"Std:Join": {"On": "", "Values": [{"Get": "Parameters.LearningRate"}]}}
 

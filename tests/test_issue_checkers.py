@@ -53,7 +53,7 @@ OUTSIDE = {
     "launcher/continuation.py": "a checkpoint in the store, when a run begins",
     "launcher/lifecycle.py": "changes of a run that exists",
     "launcher/planner.py": "the issues of all phases, and of a file that cannot be read",
-    "launcher/planning/input_places.py": "places in S3, when a run begins",
+    "launcher/planning/input_locations.py": "places in S3, when a run begins",
     "launcher/planning/model_facts.py": "a config that another phase reports by a checker",
     "launcher/planning/plan.py": "the gate of what cannot run",
 }

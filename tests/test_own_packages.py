@@ -124,16 +124,16 @@ def own(path: str) -> set[str]:
 def test_a_backend_and_a_strategy_are_named_in_their_own_packages_alone() -> None:
     found = {}
     for path in trees():
-        allowed = set().union(*(names for place, (names, _) in ALLOWED.items() if path.startswith(place)))
+        allowed = set().union(*(names for location, (names, _) in ALLOWED.items() if path.startswith(location)))
         if wrong := found_in(path) - own(path) - allowed:
             found[path] = wrong
     assert not found, "ask the options class, the strategy or the interface of backends instead"
 
 
 def test_what_is_allowed_is_used() -> None:
-    for place, (names, why) in ALLOWED.items():
-        used = set().union(*(found_in(path) for path in trees() if path.startswith(place)))
-        assert names <= used, f"{place} no longer names {names - used} ({why})"
+    for location, (names, why) in ALLOWED.items():
+        used = set().union(*(found_in(path) for path in trees() if path.startswith(location)))
+        assert names <= used, f"{location} no longer names {names - used} ({why})"
 
 
 @pytest.mark.parametrize(

@@ -187,10 +187,10 @@ def test_s16_packages_that_somebody_else_planted_are_not_imported(open_tmp: Path
     text = f"{wheel(job)}\n"
     (job / LOCK_FILE).write_text(text)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    for place in (open_tmp / f"sm_llm-packages-{digest}", open_tmp / f"sm_llm-{ME}" / f"packages-{digest}"):
-        place.mkdir(parents=True)
-        (place / ".complete").touch()
-        (place / "tinystock.py").write_text("answer = 'PLANTED'")
+    for location in (open_tmp / f"sm_llm-packages-{digest}", open_tmp / f"sm_llm-{ME}" / f"packages-{digest}"):
+        location.mkdir(parents=True)
+        (location / ".complete").touch()
+        (location / "tinystock.py").write_text("answer = 'PLANTED'")
     for path in open_tmp.glob("sm_llm-*/**/*"):
         os.chown(path, OTHER, OTHER)
     for path in open_tmp.glob("sm_llm-*"):

@@ -233,7 +233,7 @@ def test_large_and_optional_packages_are_loaded_where_they_are_used() -> None:
     assert {name: found & forbidden[name] for name, found in early.items() if found & forbidden[name]} == {}
 
 
-HOMES = {
+ALLOWED_IN = {
     "torch": ("worker/",),
     "transformers": ("worker/",),
     "torchao": ("worker/",),
@@ -265,8 +265,8 @@ def test_a_package_is_imported_in_its_folders_alone() -> None:
     elsewhere = {
         (name, package)
         for name, tree in trees().items()
-        for package in imported(tree) & HOMES.keys()
-        if not (name.replace(".", "/") + "/").startswith(tuple(f"sm_llm/{it}" for it in HOMES[package]))
+        for package in imported(tree) & ALLOWED_IN.keys()
+        if not (name.replace(".", "/") + "/").startswith(tuple(f"sm_llm/{it}" for it in ALLOWED_IN[package]))
     }
     assert elsewhere == set()
 
@@ -374,9 +374,9 @@ def named_paths(text: str) -> list[str]:
     return [it for it in re.findall(r"`([\w./]+)`", text) if "/" in it and not it.startswith(("/", "."))]
 
 
-def is_there(place: str) -> bool:
+def is_there(path: str) -> bool:
     """Whether a named place is a module or folder of the package, or a file or folder of the project."""
-    return any(it.exists() for it in (PACKAGE / f"{place}.py", PACKAGE / place, ROOT / place, ROOT / "docs" / place))
+    return any(it.exists() for it in (PACKAGE / f"{path}.py", PACKAGE / path, ROOT / path, ROOT / "docs" / path))
 
 
 def test_the_design_names_what_is_there() -> None:
@@ -386,7 +386,7 @@ def test_the_design_names_what_is_there() -> None:
     walks = text.split("## 3.", 1)[1].split("## 4.", 1)[0]
     steps = re.split(r"^\d\. ", walks, flags=re.MULTILINE)[1:]
     assert len(steps) > 10
-    assert [it for it in steps if not any((PACKAGE / f"{place}.py").is_file() for place in named_paths(it))] == []
+    assert [it for it in steps if not any((PACKAGE / f"{path}.py").is_file() for path in named_paths(it))] == []
 
 
 def test_the_folders_of_the_tests_are_those_of_the_package() -> None:

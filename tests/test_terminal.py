@@ -112,13 +112,13 @@ PRINT = ("terminal.py", "launcher/backends/slurm/setup/environment_check.py")
 def test_s14_verbs_and_launcher_print_in_one_way_only() -> None:
     wrong = []
     for path in SOURCES:
-        place = path.relative_to(Path(sm_llm.__file__).parent).as_posix()
-        if place.startswith(("worker/", "contract/")):  # what runs in a job prints into a log
+        location = path.relative_to(Path(sm_llm.__file__).parent).as_posix()
+        if location.startswith(("worker/", "contract/")):  # what runs in a job prints into a log
             continue
         tree = ast.parse(path.read_text())
         for name in ("print", "typer.echo", "typer.secho", "click.echo", "sys.stderr.write", "Console", "rich.print"):
-            allowed = place in PRINT and name == "print"
-            wrong += [f"{place}:{it.lineno} {name}" for it in calls(tree, name) if not allowed]
+            allowed = location in PRINT and name == "print"
+            wrong += [f"{location}:{it.lineno} {name}" for it in calls(tree, name) if not allowed]
     assert wrong == []
 
 

@@ -22,7 +22,7 @@ from sm_llm.errors import (
     UsageError,
 )
 from sm_llm.runs.run_states import EXIT_MEANINGS, USAGE_EXIT_CODE
-from sm_llm.terminal import clean_streams, say
+from sm_llm.terminal import clean_streams, echo
 
 # Errors of what was asked for; in this process all of them are raised before anything is started.
 _REFUSALS = (
@@ -120,7 +120,7 @@ def _print_version(asked: bool) -> None:
     if asked:
         from sm_llm import __version__
 
-        say(f"sm-llm {__version__}")
+        echo(f"sm-llm {__version__}")
         raise typer.Exit
 
 
@@ -148,11 +148,11 @@ def main() -> NoReturn:
         if (text := cause(error)) is None:
             # Not for want of an optional package, so a fault of ours, which keeps its traceback.
             raise
-        say(f"error: {text}", err=True)
+        echo(f"error: {text}", err=True)
         sys.exit(1)
     except SmLlmError as error:
-        say(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
         if output.is_json:
-            say(json.dumps({"error": error.to_json()}, indent=2, allow_nan=False))
+            echo(json.dumps({"error": error.to_json()}, indent=2, allow_nan=False))
         sys.exit(USAGE_EXIT_CODE if isinstance(error, _REFUSALS) else 1)
     sys.exit(0)

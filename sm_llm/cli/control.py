@@ -8,7 +8,7 @@ import typer
 
 from sm_llm.cli.app import app
 from sm_llm.cli.options import AsJson, GivenRun, Overrides, RunName, Storage, Wait, carry_on, console, print_json
-from sm_llm.terminal import quoted, say
+from sm_llm.terminal import echo, quoted
 
 Step = Annotated[int | None, typer.Option("--step", min=1, help="The checkpoint of this step; else the newest.")]
 
@@ -50,7 +50,7 @@ def wait(run: RunName = None, storage: Storage = None, as_json: AsJson = False) 
         found.wait()
     # Not raised on: the exit code is that of the state, and --json prints the status all the same.
     except RunFailed as error:
-        say(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
     status = found.status()
     if as_json:
         print_json(status.to_json())
@@ -73,14 +73,14 @@ def stop(
     found = find(run, storage=storage, running_first=True)
     # No error: the run is over, as was asked for.
     if found.attempts and (state := found.state).is_final:
-        say(f"{found.id} is {state.value}: there is nothing to stop", err=as_json)
+        echo(f"{found.id} is {state.value}: there is nothing to stop", err=as_json)
         if as_json:
             print_json(found.status().to_json())
         return
     found.stop(now=now)
     words = "is being killed" if now else "was asked to stop after its current step"
     # With --json standard output is for the document alone.
-    say(f"{found.id} {words}", err=as_json)
+    echo(f"{found.id} {words}", err=as_json)
     if wait:
         see_it_stop(found, console(stderr=as_json))
     if as_json:
@@ -111,7 +111,7 @@ def shell(
     # The shell replaces this process, so nothing after this call is reached.
     if not print_only:
         enter(found, node)
-    say(quoted(*shell_command(found, node)))
+    echo(quoted(*shell_command(found, node)))
 
 
 @app.command()
@@ -166,7 +166,7 @@ def rerun(
     found = find(run, storage=storage)
     # Reported and not refused: what has changed may be the reason to run it again.
     for line in differences(found.record, found.launch_folder):
-        say(f"not as it was then: {line}", err=True)
+        echo(f"not as it was then: {line}", err=True)
     carry_on(found.rerun(*overrides or ()), wait=wait, as_json=as_json)
 
 

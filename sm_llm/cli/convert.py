@@ -8,7 +8,7 @@ import typer
 
 from sm_llm.cli.app import app
 from sm_llm.cli.options import AsJson, S3Access, console, print_json, s3_access
-from sm_llm.terminal import say
+from sm_llm.terminal import echo
 
 Source = Annotated[str, typer.Argument(metavar="SRC", help="Folder of the weights to read, here or s3://...")]
 Destination = Annotated[str, typer.Argument(metavar="DST", help="New folder, here or s3://...")]
@@ -92,4 +92,4 @@ def convert(
     if as_json:
         print_json(report.to_json())
         return
-    say(*report.lines())
+    echo(*report.lines())

@@ -8,7 +8,7 @@ import typer
 
 from sm_llm.cli.app import app
 from sm_llm.cli.options import AsJson, Overrides, S3Access, print_json, s3_access, with_user_options
-from sm_llm.terminal import say
+from sm_llm.terminal import echo
 
 _STEPS = 24
 
@@ -57,12 +57,12 @@ def doctor(
         from sm_llm.launcher.tools.clusters import check_cluster
 
         # Progress on standard error: with --json standard output is the document alone.
-        report = check_cluster(backend, *overrides or (), tell=lambda text: say(text, err=True))
+        report = check_cluster(backend, *overrides or (), tell=lambda text: echo(text, err=True))
         _answer(report.to_json(), report.text(), report.ok, as_json)
     if resume_proof is not None:
         from sm_llm.launcher.tools.resume_check import check_resume
 
-        tell = lambda text: say(text, err=True)  # noqa: E731
+        tell = lambda text: echo(text, err=True)  # noqa: E731
         proof = check_resume(resume_proof, *overrides or (), steps=_STEPS if steps is None else steps, tell=tell)
         _answer(proof.to_json(), proof.text(), proof.ok, as_json)
     assert storage is not None
@@ -79,5 +79,5 @@ def _answer(values: object, text: str, ok: bool, as_json: bool) -> NoReturn:
     if as_json:
         print_json(values)
     else:
-        say(text)
+        echo(text)
     raise typer.Exit(0 if ok else 1)

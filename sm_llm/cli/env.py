@@ -8,7 +8,7 @@ import typer
 
 from sm_llm.cli.app import app
 from sm_llm.cli.options import ClusterName, Overrides  # noqa: TC001 - typer reads the annotations
-from sm_llm.terminal import say
+from sm_llm.terminal import echo
 
 ENV_VERBS = {"create": "sm_llm.launcher.tools.clusters:create_environment"}
 """Every verb of the group and the Python function that does its work."""
@@ -42,5 +42,5 @@ def create(
     """
     from sm_llm.launcher.tools.clusters import create_environment
 
-    tell = lambda text: say(text, err=True)  # noqa: E731
-    say(create_environment(backend, profile, *overrides or (), python=python, wheels=wheels, tell=tell))
+    tell = lambda text: echo(text, err=True)  # noqa: E731
+    echo(create_environment(backend, profile, *overrides or (), python=python, wheels=wheels, tell=tell))

@@ -8,7 +8,7 @@ import typer
 
 from sm_llm.cli.app import app
 from sm_llm.cli.options import AsJson, S3Access, console, print_json, s3_access
-from sm_llm.terminal import say
+from sm_llm.terminal import echo
 
 AllWeights = Annotated[bool, typer.Option("--all-weights", help="Every format of the weights, and original/.")]
 
@@ -53,4 +53,4 @@ def fetch(
         print_json(report.to_json())
         return
     for line in fetch_lines(report):
-        say(line)
+        echo(line)

@@ -9,7 +9,7 @@ import typer
 
 from sm_llm.cli.app import app
 from sm_llm.cli.options import ClusterName, Overrides  # noqa: TC001 - typer reads the annotations
-from sm_llm.terminal import quoted, say
+from sm_llm.terminal import echo, quoted
 
 IMAGE_VERBS = {
     "build": "sm_llm.launcher.images.image_build:build",
@@ -40,7 +40,7 @@ def build(
     from sm_llm.launcher.images.image_build import build_command
 
     argv = build_command(kind, tag, region, base) if dry_run else make(kind, tag, region, base=base)
-    say(quoted(*argv))
+    echo(quoted(*argv))
 
 
 @images.command("import")
@@ -57,9 +57,9 @@ def import_image(
     """
     from sm_llm.launcher.tools.clusters import import_image as bring
 
-    found = bring(backend, image, *overrides or (), tell=lambda text: say(text, err=True))
-    say(f"{'imported' if found.is_new else 'current already'}: {found.digest}", err=True)
-    say(found.path)
+    found = bring(backend, image, *overrides or (), tell=lambda text: echo(text, err=True))
+    echo(f"{'imported' if found.is_new else 'current already'}: {found.digest}", err=True)
+    echo(found.path)
 
 
 @images.command()
@@ -67,7 +67,7 @@ def login(image: Image) -> None:
     """Let docker pull from and push to the registry of an image, also of AWS's own images."""
     from sm_llm.launcher.images.image_build import login as let_in
 
-    say(quoted(*let_in(image)))
+    echo(quoted(*let_in(image)))
 
 
 @images.command()
@@ -77,11 +77,11 @@ def push(image: Image) -> None:
     from sm_llm.launcher.images.image_build import push as bring
 
     done = bring(image)
-    say(f"{image.partition(':')[0]}@{done.digest}")
+    echo(f"{image.partition(':')[0]}@{done.digest}")
     if (policy := pull_policy(image)) is not None:
         # On standard error: standard output is the address for backend.image_uri alone.
-        say("The repository's name does not contain sagemaker, so the role of the jobs needs this policy:", err=True)
-        say(json.dumps(policy, indent=2), err=True)
+        echo("The repository's name does not contain sagemaker, so the role of the jobs needs this policy:", err=True)
+        echo(json.dumps(policy, indent=2), err=True)
 
 
 @images.command()
@@ -96,4 +96,4 @@ def wheelhouse(
     from sm_llm.launcher.images.wheelhouse import wheelhouse as fill
 
     for name in fill(line, target, requirement or ()):
-        say(name)
+        echo(name)

@@ -12,7 +12,7 @@ import typer
 
 from sm_llm.cli.app import app
 from sm_llm.cli.options import AsJson, ClusterName, Overrides, RunName, Storage, console, print_json
-from sm_llm.terminal import say
+from sm_llm.terminal import echo
 
 
 @app.command()
@@ -35,7 +35,7 @@ def ls(
         print_json([it.to_json() for it in found])
         return
     if not found:
-        say(f"no run yet in {storage_address(storage)}")
+        echo(f"no run yet in {storage_address(storage)}")
         return
     from sm_llm.launcher.display.tables import runs_table
 
@@ -64,7 +64,7 @@ def nodes(
         print_json([asdict(it) for it in found])
         return
     for line in rows(found):
-        say(line)
+        echo(line)
 
 
 @app.command()
@@ -128,13 +128,13 @@ def logs(
     )
     for line in lines:
         if as_json:
-            say(json.dumps({"line": line}))
+            echo(json.dumps({"line": line}))
         elif raw:
             # The log was read with surrogateescape, which this turns back into its very bytes.
             sys.stdout.buffer.write(line.encode("utf-8", "surrogateescape"))
             sys.stdout.buffer.flush()
         else:
-            say(line)
+            echo(line)
 
 
 @app.command()
@@ -158,7 +158,7 @@ def metrics(
         print_json([to_json(row) for row in rows])
         return
     if not rows:
-        say(f"{found.id} has no metrics: no step of it has reported any")
+        echo(f"{found.id} has no metrics: no step of it has reported any")
         return
     from sm_llm.launcher.display.tables import metrics_table
 
@@ -180,7 +180,7 @@ def plot(
     if as_json:
         print_json({"plot": path})
         return
-    say(path)
+    echo(path)
 
 
 @app.command()
@@ -201,7 +201,7 @@ def checkpoints(
         print_json([asdict(it) for it in found])
         return
     if not found:
-        say(f"{named.id} has no checkpoint")
+        echo(f"{named.id} has no checkpoint")
         return
     from sm_llm.launcher.display.tables import checkpoints_table
 

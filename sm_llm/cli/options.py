@@ -16,7 +16,7 @@ from sm_llm.errors import PlanError
 from sm_llm.runs.run_states import USAGE_EXIT_CODE
 from sm_llm.spec.loading.user_file import has_user_defaults
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.terminal import say
+from sm_llm.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -118,7 +118,7 @@ def console(*, stderr: bool = False) -> Console:
 
 def print_json(value: Any) -> None:
     """``value`` on standard output. NaN has no place in JSON: it is an error of ours."""
-    say(json.dumps(value, indent=2, allow_nan=False))
+    echo(json.dumps(value, indent=2, allow_nan=False))
 
 
 def leave_if_unsupported(plans: Sequence[Plan]) -> None:
@@ -128,7 +128,7 @@ def leave_if_unsupported(plans: Sequence[Plan]) -> None:
     try:
         assert_supported(plans)
     except PlanError as error:
-        say(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
         raise typer.Exit(USAGE_EXIT_CODE) from None
 
 
@@ -145,7 +145,7 @@ def launched(launch: Callable[[bool], Run], new: bool) -> Run:
         # The question is printed on standard error, which leaves standard output to JSON.
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise
-        say(str(found), err=True)
+        echo(str(found), err=True)
         choices = "[c]ontinue it as it is, begin a [n]ew run, or [q]uit"
         # The first letter is enough of an answer.
         answer = typer.prompt(choices, default="q", err=True).strip().lower()[:1]

@@ -9,7 +9,7 @@ import typer
 from sm_llm.cli.app import app
 from sm_llm.cli.options import AsJson, Overrides, Spec, print_json
 from sm_llm.errors import Issue, SpecError
-from sm_llm.terminal import say
+from sm_llm.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +65,7 @@ def upsert(spec: Spec, overrides: Overrides = None, variable: Variables = None) 
     """Store code and job files in S3 and create or update the pipeline."""
     from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations import upsert as store
 
-    say(store(spec, *(overrides or ()), variables=_pairs(variable, _VARIABLE)))
+    echo(store(spec, *(overrides or ()), variables=_pairs(variable, _VARIABLE)))
 
 
 @group.command()
@@ -77,7 +77,7 @@ def start(
     """Start an execution and print its ARN."""
     from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations import start as begin
 
-    say(begin(name, _pairs(values, "NAME=VALUE"), region=region))
+    echo(begin(name, _pairs(values, "NAME=VALUE"), region=region))
 
 
 @group.command()
@@ -91,10 +91,10 @@ def status(execution: Execution, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"state": state, "steps": [asdict(step) for step in steps]})
         return
-    say(state)
+    echo(state)
     for step in steps:
         source = f" (result of {step.cached_from})" if step.cached_from else ""
-        say(f"  {step.name}: {step.state}{source}{f': {step.reason}' if step.reason else ''}")
+        echo(f"  {step.name}: {step.state}{source}{f': {step.reason}' if step.reason else ''}")
 
 
 @group.command()
@@ -106,7 +106,7 @@ def logs(
     from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations import logs as read
 
     for line in read(execution, step):
-        say(line)
+        echo(line)
 
 
 @group.command()

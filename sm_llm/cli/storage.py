@@ -10,7 +10,7 @@ import typer
 from sm_llm.cli.app import app
 from sm_llm.cli.options import AsJson, S3Access, console, print_json, s3_access
 from sm_llm.errors import UsageError
-from sm_llm.terminal import say
+from sm_llm.terminal import echo
 
 
 @app.command()
@@ -60,7 +60,7 @@ def sync(
         print_json(report.to_json())
         return
     for line in report_lines(report, dry_run=dry_run):
-        say(line)
+        echo(line)
 
 
 def _bytes(text: str) -> int:

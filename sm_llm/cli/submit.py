@@ -24,7 +24,7 @@ from sm_llm.cli.options import (
 )
 from sm_llm.errors import UsageError
 from sm_llm.launcher.display.formatting import listed
-from sm_llm.terminal import quoted, say
+from sm_llm.terminal import echo, quoted
 
 if TYPE_CHECKING:
     from sm_llm.launcher.run import Run
@@ -67,11 +67,11 @@ def fit(
         check_from_here(plans)
         compare_starts(plans, remote=True)
         for it in plans:  # standard output is for what would be sent
-            say("\n".join([f"{it.job.name}:", *it.start_lines()]), err=True)
+            echo("\n".join([f"{it.job.name}:", *it.start_lines()]), err=True)
         if as_json or not all(it.document for it in submissions):
             print_json([it.to_json() for it in submissions])
         else:
-            say("".join(it.document for it in submissions).rstrip("\n"))
+            echo("".join(it.document for it in submissions).rstrip("\n"))
         leave_if_unsupported(plans)
         return
     run = launched(lambda new: launch(spec, *overrides or (), new=new), new)
@@ -148,7 +148,7 @@ def init(
         raise UsageError(f"{file}: is there already, and may hold your changes. {remedy}") from None
     except OSError as error:
         raise UsageError(f"{file}: cannot be written ({error.strerror})") from None
-    say(f"Wrote {file}. Next: sm-llm plan {quoted(file)}")
+    echo(f"Wrote {file}. Next: sm-llm plan {quoted(file)}")
 
 
 @app.command()
@@ -216,4 +216,4 @@ def recipes(as_json: AsJson = False) -> None:
         print_json(found)
         return
     for name, summary in found.items():
-        say(*listed(name, summary, max(map(len, found)), console().width))
+        echo(*listed(name, summary, max(map(len, found)), console().width))

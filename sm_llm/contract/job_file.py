@@ -127,8 +127,8 @@ class JobFile(BaseModel):
         return cls.model_validate_json(path.read_text(encoding="utf-8"))
 
 
-def job_home(job: JobFile) -> RunStore:
-    """The home of the run that a job is an attempt of."""
+def job_run_store(job: JobFile) -> RunStore:
+    """The store of the run that a job is an attempt of."""
     from sm_llm.runs.run_store import run_store_at
 
     return run_store_at(job.run_uri, job.spec.storage_options.model_dump())

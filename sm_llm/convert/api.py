@@ -74,9 +74,9 @@ def convert(
     if to not in ("nxd", "hf"):
         raise ConversionRefused([Issue("conversion-target-unknown", "to (--to)", "must be nxd or hf", to)])
     _check_switches(**{"xser (--xser)": xser, "verify (--verify)": verify})
-    places = str(source), str(destination), None if config is None else str(config)
-    staging = staging_of(*places, scratch, options)
-    here = places if staging is None else staging.fetch()
+    locations = str(source), str(destination), None if config is None else str(config)
+    staging = staging_of(*locations, scratch, options)
+    here = locations if staging is None else staging.fetch()
     given = Given(
         tensor_parallel_degree,
         pipeline_parallel_degree,
@@ -94,7 +94,7 @@ def convert(
         raise ConversionError(f"{error}. Check the permissions and the disk; the same command continues") from error
     if staging is not None:
         staging.deliver()
-        report = replace(report, source=places[0], destination=places[1])
+        report = replace(report, source=locations[0], destination=locations[1])
     return replace(report, seconds=time.monotonic() - began)
 
 

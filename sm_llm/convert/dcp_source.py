@@ -161,9 +161,9 @@ def _read_metadata(folder: Path) -> dict[str, _Entry]:
         # Before the unpickler: one that calls nothing can still be made to hang or to fill the memory.
         require_harmless(body)
         root = _Unpickler(body).load().state
-        places = _places(folder, root["storage_data"])
+        locations = _locations(folder, root["storage_data"])
         return {
-            _text(name): _entry(_text(name), it.state, places)
+            _text(name): _entry(_text(name), it.state, locations)
             for name, it in root["state_dict_metadata"].items()
             # The other kind of entry is a pickled value and not a tensor.
             if type(it).__name__ == "TensorStorageMetadata"
@@ -175,7 +175,7 @@ def _read_metadata(folder: Path) -> dict[str, _Entry]:
         raise ConversionError(f"{path}: is not the metadata of a checkpoint: {error!r}. {remedy}") from None
 
 
-def _places(folder: Path, stored: Mapping[Any, Any]) -> dict[tuple[str, tuple[int, ...]], tuple[Path, int, int]]:
+def _locations(folder: Path, stored: Mapping[Any, Any]) -> dict[tuple[str, tuple[int, ...]], tuple[Path, int, int]]:
     found = {}
     for index, info in stored.items():
         name, begin, length = (info.state[it] for it in ("relative_path", "offset", "length"))
@@ -197,14 +197,14 @@ def _text(value: Any) -> str:
     return value
 
 
-def _entry(name: str, state: Mapping[str, Any], places: Mapping[Any, tuple[Path, int, int]]) -> _Entry:
+def _entry(name: str, state: Mapping[str, Any], locations: Mapping[Any, tuple[Path, int, int]]) -> _Entry:
     shape = _numbers(state["size"])
     parts = []
     for it in state["chunks"]:
         offsets, sizes = _numbers(it.state["offsets"]), _numbers(it.state["sizes"])
         if len(offsets) != len(shape) or len(sizes) != len(shape):
             raise ValueError(f"{name} has malformed chunks")
-        parts.append(_Chunk(offsets, sizes, *places[name, offsets]))
+        parts.append(_Chunk(offsets, sizes, *locations[name, offsets]))
     return _Entry(str(state["properties"].state[0]), shape, tuple(parts))
 
 

@@ -70,8 +70,8 @@ def staging_of(
     source: str, destination: str, config: str | None, scratch: str | Path | None, options: S3Options | None
 ) -> ConversionCopies | None:
     """The copies that a conversion needs; None where all of its places are on this machine."""
-    places = [source, destination, *([] if config is None else [config])]
-    if not any(is_s3(it) for it in places):
+    locations = [source, destination, *([] if config is None else [config])]
+    if not any(is_s3(it) for it in locations):
         if scratch is not None:
             remedy = "Leave it out: source and destination are folders here"
             raise ConversionRefused(
@@ -79,5 +79,5 @@ def staging_of(
             )
         return None
     above = temporary_folder() if scratch is None else Path(scratch).expanduser().absolute()
-    name = hashlib.sha256("\n".join(places).encode()).hexdigest()[:16]
+    name = hashlib.sha256("\n".join(locations).encode()).hexdigest()[:16]
     return ConversionCopies(source, destination, config, above / f"convert-{name}", options)

@@ -79,10 +79,10 @@ def ragged_to_rows(values: Ids, lengths: Ids, seq_length: int, fill: int) -> tup
     number = np.arange(len(of_sequence)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     start = number * seq_length
     left = lengths[of_sequence] - start
-    places = np.arange(seq_length)
-    real = places[None, :] < left[:, None]
+    positions = np.arange(seq_length)
+    real = positions[None, :] < left[:, None]
     # Places that are not real read index 0; ``fill`` replaces what they find there.
-    index = np.where(real, (begins[of_sequence] + start)[:, None] + places, 0)
+    index = np.where(real, (begins[of_sequence] + start)[:, None] + positions, 0)
     rows = np.where(real, values[index], fill) if len(values) else np.empty((0, seq_length), np.int64)
     return rows, real
 
@@ -97,8 +97,8 @@ def left_out(folder: Path) -> list[str]:
     return [*reports, runs_sentence(folder, folder, runs)] if runs else reports
 
 
-class Places:
-    """Where the rows of a conversion were written: ``place(row)`` is ``file:line``."""
+class RowLocations:
+    """Where the rows of a conversion were written: ``location(row)`` is ``file:line``."""
 
     def __init__(self, folder: Path, converted: Path, seq_length: int) -> None:
         self._folder = folder
@@ -112,7 +112,7 @@ class Places:
         found = [f"{self._folder}: {counted(empty, 'row')} without a label to learn from"] if empty else []
         return [*found, f"{self._folder}: fields that are not read: {quoted(*others)}"] if others else found
 
-    def place(self, row: int) -> str:
+    def location(self, row: int) -> str:
         """Reads the file again up to the row: for messages only."""
         name, first = next((name, first) for name, first in reversed(self._facts["files"]) if first <= row)
         rest = row - first
@@ -180,7 +180,7 @@ def _file_rows(
         # Where a long line is cut, what follows its last real token holds nothing.
         pieces = -(-lengths // seq_length)
         wanted = np.asarray(real.any(axis=1))
-        # A line keeps its first row even if nothing in it is real: ``Places.place`` counts rows by the same rule.
+        # A line keeps its first row even if nothing in it is real: ``RowLocations`` counts rows by the same rule.
         wanted[(np.cumsum(pieces) - pieces)[pieces > 0]] = True
         yield rows[wanted], real[wanted]
 

@@ -83,12 +83,14 @@ def _rows(
     # Validation is the same rows in the same order at every evaluation.
     shuffle = data.shuffle and split == "train"
     if isinstance(data, JsonRowsData):
-        from sm_llm.data.json_rows import Places, convert, left_out
+        from sm_llm.data.json_rows import RowLocations, convert, left_out
 
         converted = convert(folder, data.seq_length, vocab_size, scratch)
-        places = Places(folder, converted, data.seq_length)
-        notices = [*left_out(folder), *places.notices]
-        return RowsSource(RowsFolder.open(converted), vocab_size, seed, shuffle, locate=places.place, notices=notices)
+        locations = RowLocations(folder, converted, data.seq_length)
+        notices = [*left_out(folder), *locations.notices]
+        return RowsSource(
+            RowsFolder.open(converted), vocab_size, seed, shuffle, locate=locations.location, notices=notices
+        )
     source = RowsSource(RowsFolder.open(folder), vocab_size, seed, shuffle)
     # Line files were just cut to the length asked for; saved rows keep the length that they were packed with.
     if source.seq_length != data.seq_length:

@@ -131,7 +131,7 @@ class RowsSource:
             labels = np.where(taken["attention_mask"] == 0, IGNORED, labels)
         return Batch(ids, labels)
 
-    def place(self, row: int) -> str:
+    def location(self, row: int) -> str:
         """Where a row was written, for messages."""
         if self._locate is not None:
             return self._locate(row)
@@ -141,9 +141,9 @@ class RowsSource:
         """Attention does not see the mask: it is causal, so padding may only follow the text."""
         wrong = ((mask != 0) & (mask != 1)).any(axis=1) | (mask[:, 1:] > mask[:, :-1]).any(axis=1)
         if wrong.any():
-            place = self.place(int(indices[np.flatnonzero(wrong)[0]]))
+            where = self.location(int(indices[np.flatnonzero(wrong)[0]]))
             raise DataError(
-                f"{place}: attention_mask must be ones, then zeros: tokens masked before others would be attended to "
+                f"{where}: attention_mask must be ones, then zeros: tokens masked before others would be attended to "
                 "all the same. Put the padding behind the text, or mask single labels with -100 in a column labels"
             )
 

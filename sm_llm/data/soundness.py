@@ -77,7 +77,7 @@ def name_rows(source: Source, rows: Ints) -> str:
         return ", ".join(f"row {row}" for row in rows[:_SHOWN])
     lines: dict[str, dict[str, None]] = {}
     for row in rows[:_SHOWN]:
-        file, _, line = source.place(int(row)).rpartition(":")
+        file, _, line = source.location(int(row)).rpartition(":")
         lines.setdefault(file, {})[line] = None
     named = ", ".join(f"{file}:{','.join(found)}" for file, found in lines.items())  # a path once: they are long
     return named if len(rows) <= _SHOWN else f"{named} and {len(rows) - _SHOWN} more"

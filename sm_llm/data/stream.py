@@ -60,9 +60,9 @@ class TextStream:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a stream continues: documents emitted of the block at ``place``, then tokens to skip."""
+    """Where a stream continues: documents emitted of the block at ``position``, then tokens to skip."""
 
-    place: StreamPosition
+    position: StreamPosition
     emitted: int
     skip: int
 
@@ -95,7 +95,7 @@ class TextRows:
         self._marks: deque[tuple[int, StreamPosition, int]] = (
             deque()
         )  # tokens fetched before, block, documents emitted of it
-        self._blocks = Prefetcher(blocks.read(start.place), depth=1, name="sm-llm-text")
+        self._blocks = Prefetcher(blocks.read(start.position), depth=1, name="sm-llm-text")
         self._groups = self._all_groups(start.emitted)
         # A position is the start of a group of documents: the group is encoded again, and its trained tokens are
         # dropped.
@@ -116,8 +116,8 @@ class TextRows:
             self._marks.popleft()
         if not self._marks:
             raise RuntimeError("a stream has no position before its first row")
-        fetched, place, emitted = self._marks[0]
-        return {**self._identity, "place": asdict(place), "emitted": emitted, "skip": self._consumed - fetched}
+        fetched, position, emitted = self._marks[0]
+        return {**self._identity, "place": asdict(position), "emitted": emitted, "skip": self._consumed - fetched}
 
     def close(self) -> None:
         """See ``RowStream.close``."""
@@ -140,7 +140,7 @@ class TextRows:
         for block in self._blocks:
             texts = self._permuted(block)
             for first in range(emitted, len(texts), ENCODE_DOCUMENTS):
-                self._marks.append((self._fetched, block.place, first))
+                self._marks.append((self._fetched, block.position, first))
                 ids, offsets = self._encoder.encode(texts[first : first + ENCODE_DOCUMENTS])
                 joined = with_end_tokens(ids, offsets, self._tokenizer.end_id)
                 self._fetched += len(joined)
@@ -152,7 +152,7 @@ class TextRows:
         if self._order is None:
             return block.texts
         # A block's own start is part of the key, so that a resumed run permutes it in the same way.
-        key = [*self._order, block.place.epoch, block.place.documents]
+        key = [*self._order, block.position.epoch, block.position.documents]
         seed = int(stream_key(*key)[0])
         order = np.random.Generator(np.random.Philox(seed)).permutation(len(block.texts))
         return [block.texts[i] for i in order]
@@ -171,7 +171,7 @@ def validation_rows(data: StreamData, tokenizer: Path, vocab_size: int) -> Array
     blocks = TextBlocks(open_dataset(data, data.validation_split, 0, 1), data.text_field, ENCODE_DOCUMENTS)
     parts: list[Tokens] = []
     # The reader repeats the split for ever; validation takes one pass at most.
-    first_epoch = itertools.takewhile(lambda block: block.place.epoch == 0, blocks.read(StreamPosition()))
+    first_epoch = itertools.takewhile(lambda block: block.position.epoch == 0, blocks.read(StreamPosition()))
     while sum(map(len, parts)) < wanted and (block := next(first_epoch, None)):
         ids, offsets = checked.reference().encode(block.texts)
         parts.append(with_end_tokens(ids, offsets, checked.end_id))

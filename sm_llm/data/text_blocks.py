@@ -30,9 +30,9 @@ class StreamPosition:
 
 @dataclass(frozen=True)
 class Block:
-    """Documents from ``place`` on."""
+    """Documents from ``position`` on."""
 
-    place: StreamPosition
+    position: StreamPosition
     texts: list[str]
 
 
@@ -74,22 +74,22 @@ class TextBlocks:
 
     def read(self, start: StreamPosition) -> Iterator[Block]:
         """Blocks from ``start`` on, for ever. Raises ``DataError`` for a broken source or one without text."""
-        place = start
+        position = start
         while True:
             found = False
-            for block in self._epoch(place):
+            for block in self._epoch(position):
                 found = True
                 yield block
             # Only an epoch from its start proves this: a resumed one may begin behind the last document.
-            if not found and place.documents == 0:
+            if not found and position.documents == 0:
                 raise DataError("task.data: the stream holds no document with text for this rank")
-            place = StreamPosition(place.epoch + 1)
+            position = StreamPosition(position.epoch + 1)
 
-    def _epoch(self, place: StreamPosition) -> Iterator[Block]:
-        cursor = _Cursor(self._dataset, place)
+    def _epoch(self, position: StreamPosition) -> Iterator[Block]:
+        cursor = _Cursor(self._dataset, position)
         while True:
             # Before the first read: the place of a block is where its first document is.
-            begins = cursor.place()
+            begins = cursor.position()
             texts = list(itertools.islice(self._texts(cursor), self._size))
             if not texts:
                 return
@@ -111,18 +111,18 @@ class TextBlocks:
 class _Cursor:
     """Iterates over one epoch of a dataset and knows its place."""
 
-    def __init__(self, dataset: Any, place: StreamPosition) -> None:
-        self._start = place
-        self._documents = place.documents
+    def __init__(self, dataset: Any, position: StreamPosition) -> None:
+        self._start = position
+        self._documents = position.documents
         self._dataset = dataset
         self._tracks = hasattr(dataset, "state_dict")
-        self._is_loaded = self._tracks and place.dataset is not None
+        self._is_loaded = self._tracks and position.dataset is not None
         if self._tracks:  # None too: a state once loaded would move the start of every later epoch
-            dataset.load_state_dict(copy.deepcopy(place.dataset))
-        done = 0 if self._is_loaded else place.documents
+            dataset.load_state_dict(copy.deepcopy(position.dataset))
+        done = 0 if self._is_loaded else position.documents
         self._rows = itertools.islice(iter(dataset), done, None)
 
-    def place(self) -> StreamPosition:
+    def position(self) -> StreamPosition:
         if self._documents == self._start.documents:
             return self._start  # before its first row the library still returns the state of an earlier iteration
         return StreamPosition(self._start.epoch, self._documents, self._dataset.state_dict() if self._tracks else None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sm_llm.runs.run_paths import generate_run_id, storage_root
 from sm_llm.storage.uri import join
-from sm_llm.terminal import say
+from sm_llm.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +90,7 @@ def launch(
             run = Run.of(proceed(found.run, loaded, changes=found.changes, by_fit=True))
     # Only now: until here the launch could have been refused.
     if found.left_behind:
-        say(found.left_behind, err=True)
+        echo(found.left_behind, err=True)
     if wait:
         if _in_notebook():
             run.watch()

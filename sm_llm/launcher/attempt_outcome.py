@@ -14,7 +14,7 @@ from sm_llm.contract.failure import Cause, Failure
 from sm_llm.runs.events.events import event_files, read_file
 from sm_llm.runs.events.failures import Failed
 from sm_llm.runs.outcome import Outcome, with_end
-from sm_llm.runs.results import has_checkpoint, has_final, link_result, result_place
+from sm_llm.runs.results import has_checkpoint, has_final, link_result, result_location
 from sm_llm.runs.run_states import RunState
 
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ class Evidence:
     """Seconds since the epoch: events from before are those of an earlier job of the same attempt."""
 
 
-def judge(home: RunStore, run_id: str, number: int, found: Evidence) -> Outcome:
+def judge(run_store: RunStore, run_id: str, number: int, found: Evidence) -> Outcome:
     """How attempt ``number`` ended. Raises ``StorageError`` if the run's storage does not answer."""
     # The result is what a run is for: no exit code, signal or job state from after its publication undoes it.
-    if has_final(home, run_id):
-        return completed(home.paths, number, found.since)
+    if has_final(run_store, run_id):
+        return completed(run_store.paths, number, found.since)
     # Its processes ended well, but a result that is not committed may be half a result.
     if found.state is RunState.COMPLETED:
         return Outcome(RunState.COMPLETED_UNPUBLISHED, "ended without an error, but published no result")
@@ -64,13 +64,13 @@ def judge(home: RunStore, run_id: str, number: int, found: Evidence) -> Outcome:
             return Outcome(RunState.FAILED, found.detail, found.rank)
     # A platform calls a stop by its signal a failure: then the processes' own words are the better ones.
     reason = found.stop if found.state is RunState.FAILED else found.detail
-    return stopped(home, run_id, reason or "")
+    return stopped(run_store, run_id, reason or "")
 
 
-def stopped(home: RunStore, run_id: str, reason: str = "") -> Outcome:
+def stopped(run_store: RunStore, run_id: str, reason: str = "") -> Outcome:
     """An attempt that ended on request, or that its platform ended: resumable where there is a checkpoint."""
     # Asked of the store and not of the events: what is published there is what the next attempt finds.
-    resumable = has_checkpoint(home, run_id)
+    resumable = has_checkpoint(run_store, run_id)
     usual = "asked to stop; the newest checkpoint is safe" if resumable else "asked to stop before the first checkpoint"
     return Outcome(RunState.stopped(resumable=resumable), reason or usual)
 
@@ -84,33 +84,33 @@ def completed(paths: RunPaths, attempt: int, since: float = 0.0) -> Outcome:
     return Outcome(RunState.COMPLETED) if found is None else Outcome(RunState.UNCHANGED, str(found["reason"]))
 
 
-def record_outcome(home: RunStore, attempt: Attempt, outcome: Outcome, **bill: int | None) -> Outcome:
+def record_outcome(run_store: RunStore, attempt: Attempt, outcome: Outcome, **bill: int | None) -> Outcome:
     """Write how an attempt ended into the record, once and for all; returns ``outcome``.
 
     Nothing is written where it has an end already, or where another attempt, or job, has taken its place meanwhile.
     """
-    home.update(lambda held: with_end(held, home.paths, attempt, outcome, bill))
+    run_store.update(lambda held: with_end(held, run_store.paths, attempt, outcome, bill))
     return outcome
 
 
-def record_evidence(home: RunStore, record: RunRecord, attempt: Attempt, found: Evidence) -> Outcome:
+def record_evidence(run_store: RunStore, record: RunRecord, attempt: Attempt, found: Evidence) -> Outcome:
     """Judge an attempt that has ended, and write its end into the record; a result in a folder gets its address."""
-    outcome = judge(home, record.run_id, attempt.number, found)
-    if outcome.state.is_completed and not home.is_remote:
-        link_result(home, result_place(home, record.run_id))
-    return record_outcome(home, attempt, outcome)
+    outcome = judge(run_store, record.run_id, attempt.number, found)
+    if outcome.state.is_completed and not run_store.is_remote:
+        link_result(run_store, result_location(run_store, record.run_id))
+    return record_outcome(run_store, attempt, outcome)
 
 
 def record_end(
-    home: RunStore, record: RunRecord, state: RunState, detail: str = "", stop: str | None = None
+    run_store: RunStore, record: RunRecord, state: RunState, detail: str = "", stop: str | None = None
 ) -> Outcome:
     """The same for the newest attempt, whose events are in the run's folder, from what its platform reports of it.
 
     ``stop``: why its processes reported to stop, if they did.
     """
     last = record.attempts[-1]
-    failure = first_failure(failures_in_events(home.paths, last.number))
-    return record_evidence(home, record, last, Evidence(state, detail, failure=failure, stop=stop))
+    failure = first_failure(failures_in_events(run_store.paths, last.number))
+    return record_evidence(run_store, record, last, Evidence(state, detail, failure=failure, stop=stop))
 
 
 def first_failure(found: Iterable[tuple[float, Failure]]) -> Failure | None:

@@ -102,7 +102,9 @@ class Backend(Protocol):
         them. Raises nothing that ``plan_checks`` could have found.
         """
 
-    def starting(self, home: RunStore, number: int, submission: Submission | None) -> AbstractContextManager[Attempt]:
+    def starting(
+        self, run_store: RunStore, number: int, submission: Submission | None
+    ) -> AbstractContextManager[Attempt]:
         """Held from the check that no attempt of the run is running until attempt ``number`` was submitted.
 
         Gives the attempt as it is claimed: with its native id where that is known before the start. A workflow has no
@@ -117,17 +119,19 @@ class Backend(Protocol):
         knows.
         """
 
-    def describe(self, home: RunStore) -> NativeState:
+    def describe(self, run_store: RunStore) -> NativeState:
         """The state of a run's newest attempt, in the closed list of ``RunState``; the platform's own words in detail.
 
         A state that is not known is ``UNKNOWN`` with its name as detail, never a guess. An attempt that has ended is
         settled in the run's record. A platform that does not answer: ``SubmitError``.
         """
 
-    def logs(self, home: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
+    def logs(
+        self, run_store: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]
+    ) -> Iterator[str]:
         """Wanted lines of all nodes, rank 0's node first; then new ones while ``still_running``."""
 
-    def stop(self, home: RunStore, attempt: Attempt, *, now: bool) -> None:
+    def stop(self, run_store: RunStore, attempt: Attempt, *, now: bool) -> None:
         """Ask an attempt's job to stop after its current step, saving what it can; ``now`` kills it instead.
 
         Returns once it is asked. An attempt that has ended is left alone.
@@ -149,11 +153,11 @@ class RunsWorkflows(Protocol):
     ) -> list[Submission]:
         """What the steps would be sent, in order, for a dry run. ``plans`` has one plan per step. Pure."""
 
-    def submit_workflow(self, home: RunStore, attempt: int) -> str:
-        """Start the workflow whose record lies in ``home``; for its one native job the same as ``submit``."""
+    def submit_workflow(self, run_store: RunStore, attempt: int) -> str:
+        """Start the workflow whose record lies in ``run_store``; for its one native job the same as ``submit``."""
 
-    def step_home(self, home: RunStore, step: str) -> RunStore:
-        """Where a step of the workflow in ``home`` has its own run, whether it has begun or not."""
+    def step_run_store(self, run_store: RunStore, step: str) -> RunStore:
+        """Where a step of the workflow in ``run_store`` has its own run, whether it has begun or not."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +246,7 @@ class OpensShells(Protocol):
     def shell_needs(self) -> str:
         """What the command needs on this machine, in words."""
 
-    def shell_command(self, home: RunStore, native_id: str, node: int) -> list[str]:
+    def shell_command(self, run_store: RunStore, native_id: str, node: int) -> list[str]:
         """The command that opens a shell where a node of a running job runs. Raises ``SubmitError`` if none can."""
 
 

@@ -59,9 +59,9 @@ def new_record(
     )
 
 
-def recorded_workflow(home: RunStore, record: RunRecord) -> WorkflowSpec:
+def recorded_workflow(run_store: RunStore, record: RunRecord) -> WorkflowSpec:
     """The workflow in ``record``; its relative inputs are those of the folder that it was launched from."""
-    spec, folder = record.load_spec(), launch_folder(home, record)
+    spec, folder = record.load_spec(), launch_folder(run_store, record)
     if folder is not None and folder != Path.cwd():  # places keep their names where they mean the same
         spec = anchored(spec, folder)
     assert isinstance(spec, WorkflowSpec)
@@ -69,10 +69,10 @@ def recorded_workflow(home: RunStore, record: RunRecord) -> WorkflowSpec:
 
 
 def build_submission(
-    plan: Plan, home: RunStore, record: RunRecord, *, resume: int | Literal["newest"] | None = None, digest: str = "",
-    folder: Path | None = None,
+    plan: Plan, run_store: RunStore, record: RunRecord, *, resume: int | Literal["newest"] | None = None,
+    digest: str = "", folder: Path | None = None,
 ) -> Submission:  # fmt: skip
-    """The submission of the next attempt of the run at ``home``. Writes nothing.
+    """The submission of the next attempt of the run at ``run_store``. Writes nothing.
 
     ``resume`` is the checkpoint it must continue from, ``digest`` that of a specification changed since the record,
     ``folder`` what relative inputs are relative to (the working directory).
@@ -80,22 +80,22 @@ def build_submission(
     return rendered(
         plan,
         record.run_id,
-        home.uri,
+        run_store.uri,
         attempt=record.next_attempt,
         digest=digest or record.spec_digest,
         resume=resume,
-        trackers=known_trackers(home, record),
+        trackers=known_trackers(run_store, record),
         folder=folder,
     )
 
 
-def known_trackers(home: RunStore, record: RunRecord) -> dict[str, str]:
+def known_trackers(run_store: RunStore, record: RunRecord) -> dict[str, str]:
     """The run's ids at experiment trackers, those that only a killed supervisor's attempt has reported included."""
     found = dict(record.trackers)
     unclosed = {it.number for it in record.attempts if it.ended is None}
     if unclosed:
-        home.refresh("events/")
-    for attempt, _, path in event_files(home.paths.events):
+        run_store.refresh("events/")
+    for attempt, _, path in event_files(run_store.paths.events):
         if attempt in unclosed:
             opened = (event for _, event in read_file(path) if event["kind"] == "tracker_opened")
             found.update((event["tracker"], event["id"]) for event in opened)

@@ -16,12 +16,12 @@ from sm_llm.contract.identity import (
     refusals,
 )
 from sm_llm.errors import CheckpointError, DataError, PlanError, SmLlmError, StorageError
-from sm_llm.launcher.planning.local_places import is_reference, local_folder
+from sm_llm.launcher.planning.local_paths import is_reference, local_folder
 from sm_llm.spec.field_classes import FieldClass
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.training import CheckpointStart, JsonRowsData, RowsData, StreamData, SyntheticData
 from sm_llm.storage.uri import is_s3, open_store, run_and_step
-from sm_llm.terminal import say
+from sm_llm.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -51,7 +51,7 @@ def assert_continues(
     for plan in plans:
         job = run if plan.step is None else own.get(plan.step)
         if job is not None:
-            found = _issues(plan, job.home.store, job.id, step, ways, notes, is_own=True)
+            found = _issues(plan, job.run_store.store, job.id, step, ways, notes, is_own=True)
             prefix = f"steps.{plan.step}." if plan.step else ""
             issues += [replace(issue, path=f"{prefix}{issue.path}") for issue in found]
     _refuse(issues, plans)
@@ -69,12 +69,14 @@ def assert_starts(plans: Sequence[Plan], *, remote: bool | None = None) -> list[
         task, prefix = plan.job.task, f"steps.{plan.step}." if plan.step else ""
         if not isinstance(task, TrainTask) or not isinstance(task.start, CheckpointStart):
             continue
-        place, step = run_and_step(task.start.checkpoint)
+        location, step = run_and_step(task.start.checkpoint)
         if is_reference(task.start.checkpoint):
-            notes.append(f"{prefix}task.start.checkpoint: {place} is not there yet, the job compares it with its model")
-        elif remote in (None, is_s3(place)):
-            store = open_store(place, plan.job.storage_options.model_dump())
-            found = _issues(plan, store, None, step, WaysOut(place), notes, is_own=False)
+            notes.append(
+                f"{prefix}task.start.checkpoint: {location} is not there yet, the job compares it with its model"
+            )
+        elif remote in (None, is_s3(location)):
+            store = open_store(location, plan.job.storage_options.model_dump())
+            found = _issues(plan, store, None, step, WaysOut(location), notes, is_own=False)
             issues += [replace(issue, path=f"{prefix}{issue.path}") for issue in found]
     _refuse(issues, plans)
     return notes
@@ -82,7 +84,7 @@ def assert_starts(plans: Sequence[Plan], *, remote: bool | None = None) -> list[
 
 def compare_starts(plans: Sequence[Plan], *, remote: bool) -> None:
     """``assert_starts`` where nothing is started: what could not be compared goes to standard error at once."""
-    say(*assert_starts(plans, remote=remote), err=True)
+    echo(*assert_starts(plans, remote=remote), err=True)
 
 
 def _refuse(issues: list[Issue], plans: Iterable[Plan]) -> None:

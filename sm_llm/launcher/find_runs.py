@@ -10,14 +10,14 @@ from sm_llm.errors import CheckpointError, RunNotFound, StorageError
 from sm_llm.launcher.backend import backend
 from sm_llm.launcher.observe.listed import Listed
 from sm_llm.launcher.run import Run
-from sm_llm.runs.locate import assert_storage, find_home, homes_below, read_records
+from sm_llm.runs.locate import assert_storage, find_run_store, read_records, run_stores_below
 from sm_llm.runs.run_paths import RUN_RECORD, storage_root
 from sm_llm.runs.run_states import RunState
 from sm_llm.spec.backends.table import BACKENDS
 from sm_llm.spec.job import DEFAULT_STORAGE
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.uri import parse
-from sm_llm.terminal import say
+from sm_llm.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,8 +50,8 @@ def attach(run: str | Path | None = None, *, storage: str | Path | None = None, 
     # After addresses: a folder of a run may end with .yaml, too.
     if run is not None and str(run).endswith(_SPEC_SUFFIXES) and Path(run).expanduser().is_file():
         return _by_spec(Path(run).expanduser(), storage)
-    places = storage_locations(storage)
-    records = {place: run_records(place) for place in places}
+    locations = storage_locations(storage)
+    records = {location: run_records(location) for location in locations}
     wanted = [it for found in records.values() for it in found if run is None or str(run) in (it[1].run_id, it[1].name)]
     if wanted:
         chosen, is_reported = _chosen(wanted, running_first=running_first)
@@ -70,9 +70,9 @@ def _chosen(
     running = [it for it in open_ended[-SHOWN_RUNS:] if not Run(it[0]).state.is_final]
     chosen = running[-1] if running_first and running else newest
     if chosen is not newest:
-        say(f"{chosen[1].run_id} is taken: it is running, and {newest[1].run_id}, the newest run, is not", err=True)
+        echo(f"{chosen[1].run_id} is taken: it is running, and {newest[1].run_id}, the newest run, is not", err=True)
     if others := [it[1].run_id for it in running if it is not chosen]:
-        say(f"Also running: {', '.join(others)}", err=True)
+        echo(f"Also running: {', '.join(others)}", err=True)
     return chosen, chosen is not newest or bool(others)
 
 
@@ -83,7 +83,7 @@ def _name_unfinished(asked: str, chosen: RunRecord, wanted: Sequence[RunRecord])
     """
     others = [it.run_id for it in wanted if it.run_id != chosen.run_id and it.outcome is None]
     if asked == chosen.name and others:
-        say(f"{asked} is taken for {chosen.run_id}, its newest run. Not finished: {', '.join(others)}", err=True)
+        echo(f"{asked} is taken for {chosen.run_id}, its newest run. Not finished: {', '.join(others)}", err=True)
 
 
 def _by_spec(file: Path, storage: str | Path | None) -> Run:
@@ -91,16 +91,16 @@ def _by_spec(file: Path, storage: str | Path | None) -> Run:
     from sm_llm.spec.loading.load import load
 
     loaded = load(file)
-    place = storage_root(loaded.spec) if storage is None else storage_address(storage)
+    location = storage_root(loaded.spec) if storage is None else storage_address(storage)
     # The file names the storage, so it is reached as the file states.
     options = S3Options(**loaded.spec.storage_options.model_dump())
     # Ids begin with the name, so a listing by prefix spares reading every record. It also finds names that only begin
     # like this one.
-    records = run_records(place, f"{loaded.spec.name}-", options)
+    records = run_records(location, f"{loaded.spec.name}-", options)
     wanted = [it for it in records if it[1].name == loaded.spec.name and differences_to(it[1], loaded) == []]
     if wanted:
         return Run(max(wanted, key=_by_age)[0])
-    raise RunNotFound(_not_found(f"no run of the specification {file} as it is now", {place: records}))
+    raise RunNotFound(_not_found(f"no run of the specification {file} as it is now", {location: records}))
 
 
 def differences_to(record: RunRecord, loaded: Loaded) -> list[Difference] | None:
@@ -125,8 +125,8 @@ def _by_age(found: tuple[RunStore, RunRecord]) -> tuple[float, str]:
 
 def _not_found(asked: str, records: Mapping[str, Sequence[tuple[RunStore, RunRecord]]]) -> str:
     """``asked`` is what there is not; ``records`` are the places that were searched, with the runs in each."""
-    places = " or ".join(f"{place} (runs there: {_ids(found)})" for place, found in records.items())
-    return f"{asked} in {places}. Name a run's folder or URI, its id or its name, or where it is: --storage URI"
+    locations = " or ".join(f"{location} (runs there: {_ids(found)})" for location, found in records.items())
+    return f"{asked} in {locations}. Name a run's folder or URI, its id or its name, or where it is: --storage URI"
 
 
 def _ids(records: Sequence[tuple[RunStore, RunRecord]]) -> str:
@@ -148,14 +148,14 @@ def _by_uri(run: str, storage: str | Path | None) -> Run | None:
 
 def _at(uri: str) -> Run:
     """The run at an address. Raises ``RunNotFound`` naming the runs beside it, where there is none."""
-    home = find_home(uri)
-    if home.exists():
-        return Run(home)
-    above = home.uri.rpartition("/")[0]
+    run_store = find_run_store(uri)
+    if run_store.exists():
+        return Run(run_store)
+    above = run_store.uri.rpartition("/")[0]
     # Nothing can be listed above a bucket or the root of a file system.
     beside = run_records(above) if above.rstrip("/") not in ("", "s3:") else []
     raise RunNotFound(
-        _not_found(f"no run {home.uri}: there is no {RUN_RECORD} below this address. Searched", {above: beside})
+        _not_found(f"no run {run_store.uri}: there is no {RUN_RECORD} below this address. Searched", {above: beside})
     )
 
 
@@ -164,17 +164,17 @@ def _by_native_job(job: NativeJob, name: str, storage: str | Path | None) -> Run
     # A platform forgets its jobs after a while; the records do not.
     if (alive := job.find_run()) is not None:
         return Run(alive)
-    places = storage_locations(storage)
+    locations = storage_locations(storage)
     matching = [
-        (attempt.started, home)
-        for place in places
-        for home, record in run_records(place)
+        (attempt.started, run_store)
+        for location in locations
+        for run_store, record in run_records(location)
         for attempt in record.attempts
         if attempt.native_uri(name) == job.uri
     ]
     if not matching:
         raise RunNotFound(
-            f"no run with the native job {job.uri} is alive on this machine or recorded in {' or '.join(places)}"
+            f"no run with the native job {job.uri} is alive on this machine or recorded in {' or '.join(locations)}"
         )
     return Run(max(matching, key=lambda it: it[0])[1])  # process ids are used again: the newest holder of this one
 
@@ -186,8 +186,8 @@ def run_records(
 
     What another release wrote in a form we cannot read is not ours to judge.
     """
-    found = read_records(homes_below(storage, prefix, options))
-    return [(home, it) for home, it in found if it is not None and not isinstance(it, StorageError)]
+    found = read_records(run_stores_below(storage, prefix, options))
+    return [(run_store, it) for run_store, it in found if it is not None and not isinstance(it, StorageError)]
 
 
 def ls(storage: str | Path | None = None) -> list[Listed]:
@@ -197,28 +197,28 @@ def ls(storage: str | Path | None = None) -> list[Listed]:
     cannot be read is listed as ``unknown`` with the reason. Raises ``StorageError`` if the storage does not answer, and
     ``RunNotFound`` if nothing at all is at an address that was given.
     """
-    place = storage_address(storage)
-    found = [(home, it) for home, it in read_records(homes_below(place)) if it is not None]
+    location = storage_address(storage)
+    found = [(run_store, it) for run_store, it in read_records(run_stores_below(location)) if it is not None]
     # ./runs does not exist before the first run; any other place with nothing in it is probably a mistyped address.
-    if not found and place != storage_address(DEFAULT_STORAGE):
-        assert_storage(place)
-    return sorted((_row(home, it) for home, it in found), key=lambda it: (it.created or 0.0, it.run_id))
+    if not found and location != storage_address(DEFAULT_STORAGE):
+        assert_storage(location)
+    return sorted((_row(run_store, it) for run_store, it in found), key=lambda it: (it.created or 0.0, it.run_id))
 
 
-def _row(home: RunStore, record: RunRecord | StorageError) -> Listed:
+def _row(run_store: RunStore, record: RunRecord | StorageError) -> Listed:
     """What cannot be read of one run costs its own row. A store that does not answer was met before, by the listing."""
     try:
         if isinstance(record, StorageError):
             raise record
-        return _listed(home, record)
+        return _listed(run_store, record)
     except (StorageError, CheckpointError) as error:
-        return Listed(home.uri.rpartition("/")[2], home.uri, "unknown", RunState.UNKNOWN, str(error))
+        return Listed(run_store.uri.rpartition("/")[2], run_store.uri, "unknown", RunState.UNKNOWN, str(error))
 
 
-def _listed(home: RunStore, record: RunRecord) -> Listed:
+def _listed(run_store: RunStore, record: RunRecord) -> Listed:
     from sm_llm.runs.events.run_metrics import glance
 
-    run = Run(home)
+    run = Run(run_store)
     state, reason = run.describe()
     now = glance(run.job.events)
     last = record.attempts[-1] if record.attempts else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sm_llm.contract.job_file import JobFile, channel_name
 from sm_llm.errors import StorageError
-from sm_llm.launcher.planning.local_places import local_folder
+from sm_llm.launcher.planning.local_paths import local_folder
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.references import outputs, sources, workflow_job
 from sm_llm.storage.uri import run_and_step
@@ -40,9 +40,9 @@ def absolute_inputs(job: JobSpec, base: Path | None = None) -> tuple[JobSpec, di
     channels: dict[str, str] = {}
     for dotted, value in sources(job).items():
         # Of RUN@STEP only RUN is a place; the step is put back behind its absolute path.
-        place, _ = run_and_step(value)
-        suffix = value[len(place) :]
-        folder = local_folder(place, base)
+        location, _ = run_and_step(value)
+        suffix = value[len(location) :]
+        folder = local_folder(location, base)
         if folder is not None and folder.exists():
             _put(task, dotted.split(".")[1:], f"{folder}{suffix}")
             channels[channel_name(dotted)] = str(folder)
@@ -57,14 +57,14 @@ def output_folders(job: JobSpec, base: Path | None = None) -> dict[str, Path]:
 
     Relative paths are taken from ``base``, by default the working directory.
     """
-    named = {dotted: place for dotted, place in outputs(job).items() if _is_folder(place)}
-    found = {dotted: local_folder(place, base or Path.cwd()) for dotted, place in named.items()}
+    named = {dotted: location for dotted, location in outputs(job).items() if _is_folder(location)}
+    found = {dotted: local_folder(location, base or Path.cwd()) for dotted, location in named.items()}
     return {dotted: folder for dotted, folder in found.items() if folder is not None}
 
 
-def _is_folder(place: str) -> bool:
+def _is_folder(location: str) -> bool:
     # host:port is a server of MLflow.
-    return place.startswith("file://") or (":" not in place and place not in _MLFLOW_SERVERS)
+    return location.startswith("file://") or (":" not in location and location not in _MLFLOW_SERVERS)
 
 
 def anchored(spec: JobSpec | WorkflowSpec, base: Path) -> JobSpec | WorkflowSpec:
@@ -87,11 +87,11 @@ def _anchored_task(job: JobSpec, base: Path) -> Task:
     return absolute_inputs(job, base)[0].task
 
 
-def _anchored_inputs(places: dict[str, Input], base: Path) -> dict[str, Input]:
-    folders = {name: local_folder(place, base) for name, place in places.items() if isinstance(place, str)}
+def _anchored_inputs(locations: dict[str, Input], base: Path) -> dict[str, Input]:
+    folders = {name: local_folder(location, base) for name, location in locations.items() if isinstance(location, str)}
     return {
-        name: str(folder) if (folder := folders.get(name)) is not None and folder.exists() else place
-        for name, place in places.items()
+        name: str(folder) if (folder := folders.get(name)) is not None and folder.exists() else location
+        for name, location in locations.items()
     }
 
 
@@ -114,7 +114,7 @@ def input_manifests(job: JobSpec, content_bytes: int = CONTENT_BYTES) -> dict[st
     return found
 
 
-def manifest(place: Path, content_bytes: int = CONTENT_BYTES, *, is_program: bool = False) -> InputManifest:
+def manifest(location: Path, content_bytes: int = CONTENT_BYTES, *, is_program: bool = False) -> InputManifest:
     """What a file or folder holds now, runs inside it left out; of a program's folder what is copied for a node.
 
     Raises ``StorageError`` if it cannot be read.
@@ -124,20 +124,20 @@ def manifest(place: Path, content_bytes: int = CONTENT_BYTES, *, is_program: boo
     from sm_llm.runs.run_record import InputManifest
 
     try:
-        folder_files = ProgramTree(place).files if is_program else lambda: files_outside_runs(place)[0]
-        files = [place] if place.is_file() else folder_files()
+        folder_files = ProgramTree(location).files if is_program else lambda: files_outside_runs(location)[0]
+        files = [location] if location.is_file() else folder_files()
         stats = [file.stat() for file in files]
         total = sum(stat.st_size for stat in stats)
-        names = [file.relative_to(place).as_posix() for file in files]
+        names = [file.relative_to(location).as_posix() for file in files]
         if total <= content_bytes:
             listing: list[Any] = [[name, _checksum(file)] for name, file in zip(names, files, strict=True)]
         else:
             # Reading large inputs would delay every launch, so their sizes and times stand for their contents.
             listing = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in zip(names, stats, strict=True)]
     except (OSError, ValueError) as error:
-        raise StorageError(f"{place}: cannot be read: {error}") from error
+        raise StorageError(f"{location}: cannot be read: {error}") from error
     of: Literal["content", "listing"] = "content" if total <= content_bytes else "listing"
-    return InputManifest(uri=str(place), files=len(files), bytes=total, digest=_digest(listing), of=of)
+    return InputManifest(uri=str(location), files=len(files), bytes=total, digest=_digest(listing), of=of)
 
 
 def _checksum(file: Path) -> str:

@@ -15,7 +15,7 @@ from sm_llm.launcher.continuation import assert_continues, assert_starts
 from sm_llm.launcher.job_inputs import anchored
 from sm_llm.launcher.observe.status import status_of
 from sm_llm.launcher.planner import plan_loaded
-from sm_llm.launcher.planning.input_places import assert_inputs_exist
+from sm_llm.launcher.planning.input_locations import assert_inputs_exist
 from sm_llm.launcher.planning.plan import assert_supported
 from sm_llm.launcher.run_handle import POLL_SECONDS, RunHandle
 from sm_llm.launcher.submission import Change, submit_job, submit_workflow
@@ -29,7 +29,7 @@ from sm_llm.spec.comparison.leaves import spec_differences
 from sm_llm.spec.field_classes import FieldClass
 from sm_llm.spec.loading.overrides import parse_fields, parse_overrides, texts, without_step
 from sm_llm.storage.uri import join
-from sm_llm.terminal import counted, quoted, say
+from sm_llm.terminal import counted, echo, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -59,13 +59,13 @@ def begin(loaded: Loaded, storage: str, *, folder: Path | None = None, made_from
         run_id, loaded.spec, loaded.digest, loaded.origins, summaries,
         created=time.time(), folder=folder, made_from=made_from,
     )  # fmt: skip
-    home = run_store_at(join(storage, run_id), loaded.spec.storage_options.model_dump())
+    run_store = run_store_at(join(storage, run_id), loaded.spec.storage_options.model_dump())
     # What can be refused was refused before this: a record without an attempt is a run that waits for its job.
-    home.create(record)
-    remember_launch(home, record)
-    _submit(plans, home, record)
-    say(*notes, err=True)  # only now: a launch that is refused begins nothing
-    return RunHandle(home)
+    run_store.create(record)
+    remember_launch(run_store, record)
+    _submit(plans, run_store, record)
+    echo(*notes, err=True)  # only now: a launch that is refused begins nothing
+    return RunHandle(run_store)
 
 
 def proceed(
@@ -76,7 +76,7 @@ def proceed(
     Raises ``PlanError`` and ``SubmitError``; then the run is as it was.
     """
     record = run.record
-    plans = _plans(loaded, launch_folder(run.home, record))
+    plans = _plans(loaded, launch_folder(run.run_store, record))
     assert_inputs_exist(plans, has_begun=True)
     notes = assert_continues(run, plans, resume if isinstance(resume, int) else None, changes=changes, by_fit=by_fit)
     number = record.next_attempt
@@ -86,12 +86,12 @@ def proceed(
         if isinstance(resume, int):
             _retire(run, resume, number)
         if changes:
-            run.home.update(lambda held: held.changed(_asked(loaded, plans), number, changes))
+            run.run_store.update(lambda held: held.changed(_asked(loaded, plans), number, changes))
 
     change = Change(make, lambda: _undo(run, record, number))
-    _submit(plans, run.home, record, resume=resume, digest=loaded.digest, change=change)
-    say(*notes, err=True)
-    again = RunHandle(run.home)
+    _submit(plans, run.run_store, record, resume=resume, digest=loaded.digest, change=change)
+    echo(*notes, err=True)
+    again = RunHandle(run.run_store)
     again.continued_attempt = number
     return again
 
@@ -105,14 +105,14 @@ def _plans(loaded: Loaded, folder: Path | None) -> list[Plan]:
 
 
 def _submit(
-    plans: Sequence[Plan], home: RunStore, record: RunRecord, *, resume: Resume = None, digest: str = "",
+    plans: Sequence[Plan], run_store: RunStore, record: RunRecord, *, resume: Resume = None, digest: str = "",
     change: Change | None = None,
 ) -> None:  # fmt: skip
     target = backend(plans[0].job.backend.name)
     if "steps" in record.spec:
-        submit_workflow(target, home, record.next_attempt, change)
+        submit_workflow(target, run_store, record.next_attempt, change)
     else:
-        submit_job(target, build_submission(plans[0], home, record, resume=resume, digest=digest), change)
+        submit_job(target, build_submission(plans[0], run_store, record, resume=resume, digest=digest), change)
 
 
 def _asked(loaded: Loaded, plans: Sequence[Plan]) -> RequestedRun:
@@ -126,14 +126,14 @@ def _undo(run: RunHandle, record: RunRecord, attempt: int) -> None:
     from sm_llm.storage.publication.retire import bring_back
 
     # Checkpoints first: whoever reads the restored record finds the ones that it continues from.
-    bring_back(run.home.store, label=f"attempt-{attempt}")
-    run.home.update(lambda held: held.unchanged_since(record))
+    bring_back(run.run_store.store, label=f"attempt-{attempt}")
+    run.run_store.update(lambda held: held.unchanged_since(record))
 
 
 def _retire(run: RunHandle, step: int, attempt: int) -> None:
     from sm_llm.storage.publication.retire import retire_after
 
-    retire_after(run.home.store, step, label=f"attempt-{attempt}")
+    retire_after(run.run_store.store, step, label=f"attempt-{attempt}")
 
 
 def recorded_spec(
@@ -185,7 +185,7 @@ def _assert_own_endpoint(run: RunHandle, overrides: Sequence[Override], fields: 
     endpoint = (run.record.spec.get("storage_options") or {}).get("endpoint_url")
     given = {path for path, _ in (*parse_overrides(overrides)[0], *parse_fields(fields)[0])}
     is_given = bool(given & {("storage_options",), ("storage_options", "endpoint_url")})
-    if endpoint is None or is_given or is_own_endpoint(run.home, endpoint):
+    if endpoint is None or is_given or is_own_endpoint(run.run_store, endpoint):
         return
     raise LaunchRefused(
         f"{run.id}: its record sends requests to {endpoint}, which nothing of yours names. If you trust it, add "
@@ -267,7 +267,7 @@ def stop(run: RunHandle, *, now: bool = False, wait: bool = False) -> RunState:
     if not attempts or (state := run.state).is_final:
         raise SubmitError(f"{run.id} is not running: it is {run.state.value}")
     # Asked first: an event of a stop that was refused would be read by everyone who follows the run.
-    run.backend.stop(run.home, attempts[-1], now=now)
+    run.backend.stop(run.run_store, attempts[-1], now=now)
     _note_stop(run.job, now=now)
     # Each read of the state asks the platform, and records an end once there is one.
     while wait and not (state := run.state).is_final:
@@ -284,7 +284,7 @@ def _note_stop(job: RunHandle, *, now: bool) -> None:
     if not job.attempts:
         return
     number = job.attempts[-1].number
-    if not job.home.has_originals(number):
+    if not job.run_store.has_originals(number):
         return
     writer = EventWriter(job.paths.event_file(number, "stop"), number)
     writer.write(StopRequested(now))
@@ -343,10 +343,10 @@ def _pinned(job: RunHandle, step: int) -> Iterator[None]:
     mine = None
     try:
         # A store that may only be read is a source to branch from all the same, so a pin that fails is a warning.
-        mine = pin(job.home.store, step)
+        mine = pin(job.run_store.store, step)
     except StorageError as error:
         why = f"{job.id} may delete its checkpoint of step {step} before the branch has begun"
-        say(f"{why}, if it still trains: it could not be pinned there ({error})", err=True)
+        echo(f"{why}, if it still trains: it could not be pinned there ({error})", err=True)
     try:
         yield
     except BaseException:
@@ -362,7 +362,7 @@ def _new_from(run: RunHandle, loaded: Loaded) -> RunHandle:
     # is changed, the new run lies beside this one.
     moved = loaded.spec.storage != record.spec["storage"]
     storage = storage_root(loaded.spec) if moved else run.storage
-    return begin(loaded, storage, folder=launch_folder(run.home, record), made_from=record.run_id)
+    return begin(loaded, storage, folder=launch_folder(run.run_store, record), made_from=record.run_id)
 
 
 def differences(record: RunRecord, folder: Path | None = None) -> list[str]:

@@ -15,7 +15,7 @@ from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.tasks import PrepareTask, TrainTask, training_of
 from sm_llm.spec.training import CheckpointStart
 from sm_llm.spec.validation.runner import at_other_fields, errors_of, gathered, run, without_duplicates
-from sm_llm.terminal import say
+from sm_llm.terminal import echo
 
 if TYPE_CHECKING:
     from sm_llm.spec.loading.load import InvalidSpec, Loaded
@@ -37,7 +37,7 @@ def plan(source: Source, *overrides: Override, **fields: Any) -> list[Plan]:
         SpecError: the specification is wrong; all issues at once.
         PlanError: it is well-formed, but model, data and machine do not fit; all issues at once.
     """
-    from sm_llm.launcher.planning.input_places import assert_starts_exist
+    from sm_llm.launcher.planning.input_locations import assert_starts_exist
 
     plans = plan_loaded(load_whole(source, overrides, fields))
     assert_starts_exist(plans)
@@ -56,15 +56,15 @@ def compare_local_starts(plans: Sequence[Plan]) -> None:
 def check_from_here(plans: Sequence[Plan]) -> None:
     """What a plan can ask from this machine: places in S3, and who calls. Raises ``PlanError`` for places."""
     from sm_llm.launcher.backend import KnowsCaller, backend
-    from sm_llm.launcher.planning.input_places import check_places
+    from sm_llm.launcher.planning.input_locations import check_locations
 
-    check_places(plans)
+    check_locations(plans)
     notes: dict[str, None] = {}
     for it in plans:
         found = backend(it.job.backend.name)
         notes |= dict.fromkeys(found.caller_notes(it) if isinstance(found, KnowsCaller) else ())
     for note in notes:
-        say(f"  warning: {note}", err=True)
+        echo(f"  warning: {note}", err=True)
 
 
 def load_whole(source: Source, overrides: Sequence[Override] = (), fields: Mapping[str, Any] | None = None) -> Loaded:

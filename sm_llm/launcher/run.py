@@ -122,8 +122,8 @@ class Run(RunHandle):
 
     def wait(self, *, poll: float | None = None, sleep: Callable[[float], None] = time.sleep) -> RunState:
         """Wait until the run has completed. Raises ``RunFailed`` with the reason if it ends in any other way."""
-        # A poll of a run in S3 is a request, so its home asks for longer pauses than a folder does.
-        state = final_state(self, poll or max(POLL_SECONDS, self.home.poll_seconds), sleep)
+        # A poll of a run in S3 is a request, so its store asks for longer pauses than a folder does.
+        state = final_state(self, poll or max(POLL_SECONDS, self.run_store.poll_seconds), sleep)
         if not state.is_completed:
             raise RunFailed(self.failure_message())
         return state

@@ -52,12 +52,12 @@ class RunHandle(RunReader):
 
     def describe(self) -> tuple[RunState, str | None]:
         """The state now and, where there is one, the reason."""
-        native = self.backend.describe(self.home)
+        native = self.backend.describe(self.run_store)
         return native.state, native.detail or None
 
-    def step_home(self, step: str) -> RunStore:
+    def step_run_store(self, step: str) -> RunStore:
         """Where a step of this workflow has its own run, whether it has begun or not."""
-        return workflows_of(self.backend).step_home(self.home, step)
+        return workflows_of(self.backend).step_run_store(self.run_store, step)
 
     @property
     def native_uri(self) -> str | None:

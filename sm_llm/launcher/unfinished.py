@@ -63,9 +63,9 @@ def find_unfinished(storage: str, loaded: Loaded) -> EarlierRun:
     found = [it for it in run_records(storage, f"{loaded.spec.name}-", options) if it[1].name == loaded.spec.name]
     newest_first = sorted(found, key=lambda it: (it[1].created, it[1].run_id), reverse=True)
     # A run of this very specification is continued even if a newer one of the name has another specification.
-    for home, record in newest_first:
-        if differences_to(record, loaded) == [] and not Run(home).state.is_completed:
-            return EarlierRun(Run(home), _free_changes(record, loaded))
+    for run_store, record in newest_first:
+        if differences_to(record, loaded) == [] and not Run(run_store).state.is_completed:
+            return EarlierRun(Run(run_store), _free_changes(record, loaded))
     return EarlierRun(left_behind=_refuse_beside(*newest_first[0], loaded) if newest_first else "")
 
 
@@ -77,8 +77,8 @@ def _free_changes(record: RunRecord, loaded: Loaded) -> tuple[str, ...]:
     return tuple(f"{it.name}={to_typed(it.now)}" for it in settable)
 
 
-def _refuse_beside(home: RunStore, record: RunRecord, loaded: Loaded) -> str:
-    run = Run(home)
+def _refuse_beside(run_store: RunStore, record: RunRecord, loaded: Loaded) -> str:
+    run = Run(run_store)
     state = run.state
     if state.is_completed:
         return ""

@@ -45,8 +45,8 @@ def user_options(given: S3Options | None = None) -> S3Options:
     return _over(given or S3Options(), read_defaults(os.environ).values.storage_options.model_dump())
 
 
-def find_home(uri: str | Path) -> RunStore:
-    """The home of a run whose record was not read yet.
+def find_run_store(uri: str | Path) -> RunStore:
+    """The store of a run whose record was not read yet.
 
     Its storage is reached by the user's defaults, or else as a launch on this machine reached it.
     """
@@ -56,68 +56,69 @@ def find_home(uri: str | Path) -> RunStore:
     return run_store_at(location.uri, _over(user_options(), _remembered(location.uri)))
 
 
-def with_recorded_options(home: RunStore, record: RunRecord) -> RunStore:
-    """The same home, reached by the run's specification; what was given before, and worked, has precedence.
+def with_recorded_options(run_store: RunStore, record: RunRecord) -> RunStore:
+    """The same run store, reached by the run's specification; what was given before, and worked, has precedence.
 
     Never at another host: whoever may write the record would choose where signed requests go.
     """
-    if home.options is None:
-        return home
+    if run_store.options is None:
+        return run_store
     found = dict(record.spec.get("storage_options") or {})
     # A value of another type than its option's is nobody's setting: a record is data.
     recorded = {name: it for name, it in found.items() if isinstance(it, bool) == (name == "shared_with_group")}
     endpoint = recorded.pop("endpoint_url", None)
-    if endpoint and not _is_same_host(endpoint, home.endpoint):
+    if endpoint and not _is_same_host(endpoint, run_store.endpoint):
         _LOG.warning(
             "%s: its record names the endpoint %r, which is not used. To use it, set SM_LLM_ENDPOINT_URL",
-            home.uri, redact(str(endpoint)),
+            run_store.uri, redact(str(endpoint)),
         )  # fmt: skip
-    options = _over(home.options, recorded)
-    return home if options == home.options else run_store_at(home.uri, options)
+    options = _over(run_store.options, recorded)
+    return run_store if options == run_store.options else run_store_at(run_store.uri, options)
 
 
 def _is_same_host(first: str, second: str | None) -> bool:
     return str(first).rstrip("/") == str(second).rstrip("/")
 
 
-def is_own_endpoint(home: RunStore, endpoint: str) -> bool:
+def is_own_endpoint(run_store: RunStore, endpoint: str) -> bool:
     """Whether the user chose the endpoint that a run's record names, and not only somebody who may write the record.
 
     The user did if the user's settings name it, if the run was reached at it, or if the record is the user's own file.
     """
     if endpoint == user_options().endpoint_url:
         return True
-    return _is_same_host(endpoint, home.endpoint) if home.is_remote else _is_own_record(home)
+    return _is_same_host(endpoint, run_store.endpoint) if run_store.is_remote else _is_own_record(run_store)
 
 
-def _is_own_record(home: RunStore) -> bool:
-    return home.paths.record.stat().st_uid == os.getuid()
+def _is_own_record(run_store: RunStore) -> bool:
+    return run_store.paths.record.stat().st_uid == os.getuid()
 
 
-def assert_own_folder(home: RunStore) -> None:
+def assert_own_folder(run_store: RunStore) -> None:
     """Raise ``LaunchRefused`` for a run in a folder of somebody else, who could change what an attempt executes.
 
     An own folder that others may write is closed to them.
     """
-    if home.is_remote or not home.root.is_dir():
+    if run_store.is_remote or not run_store.root.is_dir():
         return
     try:
         # Not ``geteuid``: on some network disks the files of this user belong to another number.
-        own, mode = own_user(home.root), home.root.stat().st_mode
-        strange = next((it for it in (home.root, *home.root.iterdir()) if it.lstat().st_uid != own), None)
+        own, mode = own_user(run_store.root), run_store.root.stat().st_mode
+        strange = next((it for it in (run_store.root, *run_store.root.iterdir()) if it.lstat().st_uid != own), None)
         # Before anything runs from it: who may write a folder can swap the files in it.
         if strange is None and mode & 0o022:
-            home.root.chmod(mode & 0o755)
+            run_store.root.chmod(mode & 0o755)
     except OSError as error:
-        raise StorageError(f"{home.uri}: this run's folder cannot be written: {error}") from error
+        raise StorageError(f"{run_store.uri}: this run's folder cannot be written: {error}") from error
     if strange is not None:
         raise LaunchRefused(
             f"{strange}: belongs to another user, who could change what an attempt of this run executes. Begin a run "
-            f"of your own from it: sm-llm branch {quoted(home.uri)} storage=./runs (or rerun, without a checkpoint)"
+            f"of your own from it: sm-llm branch {quoted(run_store.uri)} storage=./runs "
+            "(or rerun, without a checkpoint)"
         )
 
 
-def launch_folder(home: RunStore, record: RunRecord) -> Path | None:
+def launch_folder(run_store: RunStore, record: RunRecord) -> Path | None:
     """The folder that relative inputs of a run are relative to: where its user stood at the launch.
 
     None if it is gone, and if only somebody who may write the record names it: then they are relative to the working
@@ -128,24 +129,26 @@ def launch_folder(home: RunStore, record: RunRecord) -> Path | None:
         return None
     # Anybody who may write the record in S3 may have named this folder; what this machine noted at the launch is its
     # own.
-    is_own = _remembered(home.uri).get(_FOLDER) == str(folder) if home.is_remote else _is_own_record(home)
+    is_own = (
+        _remembered(run_store.uri).get(_FOLDER) == str(folder) if run_store.is_remote else _is_own_record(run_store)
+    )
     if not is_own and folder != Path.cwd():
         _LOG.warning(
             "%s: relative inputs are those of the working directory; its record names %r, where you did not launch it",
-            home.uri, str(folder),
+            run_store.uri, str(folder),
         )  # fmt: skip
     return folder if is_own else None
 
 
-def remember_launch(home: RunStore, record: RunRecord) -> None:
+def remember_launch(run_store: RunStore, record: RunRecord) -> None:
     """Keep how a run that is launched here is reached, for verbs on this machine that know its address alone, and the
     folder that it was launched from."""
-    if home.options is not None:
-        options = {name: value for name, value in asdict(home.options).items() if value is not None}
-        write_atomically(home.root / _REACHED, json.dumps({**options, _FOLDER: record.host["folder"]}))
+    if run_store.options is not None:
+        options = {name: value for name, value in asdict(run_store.options).items() if value is not None}
+        write_atomically(run_store.root / _REACHED, json.dumps({**options, _FOLDER: record.host["folder"]}))
 
 
-def homes_below(storage: str | Path, prefix: str = "", options: S3Options | None = None) -> list[RunStore]:
+def run_stores_below(storage: str | Path, prefix: str = "", options: S3Options | None = None) -> list[RunStore]:
     """The homes of everything right below a storage root that has a name beginning with ``prefix``, run or not."""
     location = parse(storage)
     if location.path is not None:
@@ -183,20 +186,20 @@ def _beside(store: S3Store) -> str:
     return f" Beside it there are: {', '.join(found)}" if found and store.prefix else ""
 
 
-def read_records(homes: list[RunStore]) -> list[tuple[RunStore, RunRecord | StorageError | None]]:
-    """Every home with its record, the error that reading it met, or None where there is none. A few at a time."""
+def read_records(run_stores: list[RunStore]) -> list[tuple[RunStore, RunRecord | StorageError | None]]:
+    """Every run store with its record, the error that reading it met, or None where there is none. A few at a time."""
 
-    def read(home: RunStore) -> RunRecord | StorageError | None:
+    def read(run_store: RunStore) -> RunRecord | StorageError | None:
         try:
-            return home.record()
+            return run_store.record()
         except StorageError as error:
             # Whether it is there is asked only now: most of what lies below a root of runs is a run.
             with contextlib.suppress(StorageError):
-                return error if home.exists() else None
+                return error if run_store.exists() else None
             raise
 
     with ThreadPoolExecutor(_READERS) as pool:
-        return list(zip(homes, pool.map(read, homes), strict=True))
+        return list(zip(run_stores, pool.map(read, run_stores), strict=True))
 
 
 def _over(first: S3Options, second: Mapping[str, Any]) -> S3Options:

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from sm_llm.runs.locate import find_home, launch_folder, with_recorded_options
-from sm_llm.runs.results import RESULT_LINK, result_place
+from sm_llm.runs.locate import find_run_store, launch_folder, with_recorded_options
+from sm_llm.runs.results import RESULT_LINK, result_location
 from sm_llm.runs.run_paths import STEPS
 
 if TYPE_CHECKING:
@@ -28,36 +28,36 @@ class RunReader(ABC):
 
     def __init__(self, run: str | Path | RunStore) -> None:
         """``run`` is the run's folder or ``s3://…`` address. Raises ``StorageError`` if there is no run record."""
-        home = find_home(run) if isinstance(run, str | Path) else run
-        self._created_from: RunRecord = home.record()
-        self.home: RunStore = with_recorded_options(home, self._created_from)
+        run_store = find_run_store(run) if isinstance(run, str | Path) else run
+        self._created_from: RunRecord = run_store.record()
+        self.run_store: RunStore = with_recorded_options(run_store, self._created_from)
 
     @abstractmethod
     def describe(self) -> tuple[RunState, str | None]:
         """The state now and, where there is one, the reason."""
 
     @abstractmethod
-    def step_home(self, step: str) -> RunStore:
+    def step_run_store(self, step: str) -> RunStore:
         """Where a step of this workflow has its own run, whether it has begun or not."""
 
     @property
     def root(self) -> Path:
         """The run's folder; of a run in S3 the folder where this machine works on it, or copies what it reads to."""
-        return self.home.root
+        return self.run_store.root
 
     @property
     def paths(self) -> RunPaths:
         """The places in ``root``, as far as they are there."""
-        return self.home.paths
+        return self.run_store.paths
 
     @property
     def uri(self) -> str:
-        return self.home.uri
+        return self.run_store.uri
 
     @property
     def events(self) -> Path:
         """The folder of the run's events as they are now."""
-        self.home.refresh("events/")
+        self.run_store.refresh("events/")
         return self.paths.events
 
     @property
@@ -67,7 +67,7 @@ class RunReader(ABC):
     @property
     def record(self) -> RunRecord:
         """The run record as it stands now."""
-        return self.home.record()
+        return self.run_store.record()
 
     @property
     def kind(self) -> str:
@@ -78,8 +78,8 @@ class RunReader(ABC):
     @property
     def steps(self) -> dict[str, Self]:
         """The steps of a workflow that have begun, in order; empty for a job."""
-        homes = {name: self.step_home(name) for name in self._created_from.spec.get("steps", {})}
-        return {name: type(self)(home) for name, home in homes.items() if home.exists()}
+        run_stores = {name: self.step_run_store(name) for name in self._created_from.spec.get("steps", {})}
+        return {name: type(self)(run_store) for name, run_store in run_stores.items() if run_store.exists()}
 
     @property
     def job(self) -> Self:
@@ -91,7 +91,7 @@ class RunReader(ABC):
     @property
     def launch_folder(self) -> Path | None:
         """The folder that relative inputs are relative to; None if it is gone or nobody but the record names it."""
-        return launch_folder(self.home, self._created_from)
+        return launch_folder(self.run_store, self._created_from)
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
@@ -114,14 +114,14 @@ class RunReader(ABC):
         above, _, own = self.uri.rpartition("/")
         workflow, _, folder = above.rpartition("/")
         # A folder may be called like that of steps by chance: its workflow's record decides.
-        is_step = folder == STEPS and self.id.endswith(f"-{own}") and find_home(workflow).exists()
+        is_step = folder == STEPS and self.id.endswith(f"-{own}") and find_run_store(workflow).exists()
         return workflow.rpartition("/")[0] if is_step else above
 
     @property
     def result(self) -> Path | str | None:
         """What was published (a model, or prepared rows): a folder, or its address in S3. None before it is there."""
         if self.kind != "workflow":
-            return result_place(self.home, self.id)
+            return result_location(self.run_store, self.id)
         last = self.steps.get(list(self._created_from.spec["steps"])[-1])
         return None if last is None else last.result
 
@@ -132,7 +132,7 @@ class RunReader(ABC):
         ``sync``, sources of other jobs and ``TrainingInput`` of the SDK take it, also in S3. A folder without links
         has ``result`` in its place. None before the result is published.
         """
-        if self.home.is_remote and self.kind != "workflow":
+        if self.run_store.is_remote and self.kind != "workflow":
             return None if self.result is None else f"{self.uri}/{RESULT_LINK}"
         link = self.root / RESULT_LINK
         return link if link.exists() else self.result
@@ -145,7 +145,7 @@ class RunReader(ABC):
         from sm_llm.storage.publication.publish import list_checkpoints
 
         job = self.job
-        return list_checkpoints(job.home.store, run_id=job.id, deep=deep)
+        return list_checkpoints(job.run_store.store, run_id=job.id, deep=deep)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.uri!r})"

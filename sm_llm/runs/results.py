@@ -22,45 +22,45 @@ RESULT_LINK = RESULT
 """Name, in the run's folder, of a link to the published folder: for people, who type it. Programs follow the commit."""
 
 
-def has_final(home: RunStore, run_id: str) -> bool:
+def has_final(run_store: RunStore, run_id: str) -> bool:
     """Whether the run's result is published. Raises ``CheckpointError`` if it is damaged."""
-    return find_final(home.store, run_id=run_id) is not None
+    return find_final(run_store.store, run_id=run_id) is not None
 
 
-def has_checkpoint(home: RunStore, run_id: str) -> bool:
+def has_checkpoint(run_store: RunStore, run_id: str) -> bool:
     """Whether a continued run would find a checkpoint to start from."""
     try:
-        return find_newest(home.store, run_id=run_id).commit is not None
+        return find_newest(run_store.store, run_id=run_id).commit is not None
     except CheckpointError:
         return False
 
 
-def result_place(home: RunStore, run_id: str) -> Path | str | None:
+def result_location(run_store: RunStore, run_id: str) -> Path | str | None:
     """The published result (a Hugging Face folder, or prepared rows): a folder, or its address in S3.
 
     None before it is published. Raises ``CheckpointError`` if it is damaged.
     """
-    commit = find_final(home.store, run_id=run_id)
+    commit = find_final(run_store.store, run_id=run_id)
     if commit is None:
         return None
-    uri = join(home.uri, commit.save.data_prefix.rstrip("/"))
+    uri = join(run_store.uri, commit.save.data_prefix.rstrip("/"))
     return parse(uri).path or uri
 
 
-def link_result(home: RunStore, place: Path | str | None) -> None:
+def link_result(run_store: RunStore, location: Path | str | None) -> None:
     """Point ``<run>/result`` at a published folder; in S3 there is none.
 
     Where there are no symbolic links it is a folder of hard links to the same files.
     """
-    if home.is_remote or place is None:
+    if run_store.is_remote or location is None:
         return
-    link, temporary = home.root / RESULT_LINK, home.root / f".{RESULT_LINK}-{secrets.token_hex(4)}"
+    link, temporary = run_store.root / RESULT_LINK, run_store.root / f".{RESULT_LINK}-{secrets.token_hex(4)}"
     # Programs follow the commit, so a run does not fail for want of a link.
     with contextlib.suppress(OSError):
         try:
-            temporary.symlink_to(os.path.relpath(place, home.root))
+            temporary.symlink_to(os.path.relpath(location, run_store.root))
         except OSError:
-            link_tree(Path(place), temporary)
+            link_tree(Path(location), temporary)
         # A rename puts no link in the place of a folder, and no folder in the place of one that holds anything.
         if link.is_dir() and not link.is_symlink():
             shutil.rmtree(link)

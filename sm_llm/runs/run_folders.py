@@ -40,5 +40,5 @@ def files_outside_runs(folder: Path) -> tuple[list[Path], list[Path]]:
 
 def runs_sentence(name: object, folder: Path, runs: list[Path]) -> str:
     """That ``runs`` inside ``folder``, which is called ``name``, are left out."""
-    places = sorted({path.parent.relative_to(folder).as_posix() for path in runs})
-    return f"{name}: {counted(len(runs), 'run folder')} left out (in {', '.join(places)})"
+    locations = sorted({path.parent.relative_to(folder).as_posix() for path in runs})
+    return f"{name}: {counted(len(runs), 'run folder')} left out (in {', '.join(locations)})"

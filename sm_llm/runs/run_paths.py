@@ -54,9 +54,9 @@ _GROWING = re.compile(
 )
 
 
-def settings_key(place: str) -> str:
-    """What was chosen for settings that are ``auto`` on GPUs that ``place`` describes, below the run's folder."""
-    return f"settings/{place}.json"
+def settings_key(hardware: str) -> str:
+    """What was chosen for settings that are ``auto`` on GPUs that ``hardware`` describes, below the run's folder."""
+    return f"settings/{hardware}.json"
 
 
 @dataclass(frozen=True)

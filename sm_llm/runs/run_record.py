@@ -149,8 +149,8 @@ class Attempt(_Block):
 
     def native_uri(self, backend: str) -> str:
         """The address of its job: ``BACKEND://ID``; a process id counts on the host that started it alone."""
-        place = self.native_id if "/" in self.native_id else f"{self.host or socket.gethostname()}/{self.native_id}"
-        return f"{backend}://{place}"
+        location = self.native_id if "/" in self.native_id else f"{self.host or socket.gethostname()}/{self.native_id}"
+        return f"{backend}://{location}"
 
     def is_open_in(self, record: RunRecord) -> bool:
         """Whether ``record`` holds this very attempt, of this very job, and no end of it."""

@@ -63,7 +63,7 @@ class RunStore(Protocol):
         """The host that signed requests go to; None for a folder, which needs none."""
 
     def below(self, *parts: str) -> RunStore:
-        """The home of a run inside this one: a workflow's step."""
+        """The store of a run inside this one: a workflow's step."""
 
     def exists(self) -> bool:
         """Whether there is a run record."""
@@ -226,7 +226,7 @@ class FolderRunStore:
 
 
 def run_store_at(uri: str | Path, options: S3Options | Mapping[str, Any] | None = None) -> RunStore:
-    """The home of the run at ``uri``; touches nothing. ``options`` hold how S3 is reached, as for ``open_store``.
+    """The store of the run at ``uri``; touches nothing. ``options`` hold how S3 is reached, as for ``open_store``.
 
     Raises ``StorageError`` for what cannot be the address of a run.
     """

@@ -57,7 +57,7 @@ class S3RunStore:
 
     @classmethod
     def at(cls, location: Location, options: S3Options) -> S3RunStore:
-        """The home at an address in S3; touches nothing."""
+        """The run store at an address in S3; touches nothing."""
         assert location.bucket is not None
         store = S3Store(location.bucket, location.prefix, options, CONFIG)
         return cls(store, workspace(location.uri, os.environ))

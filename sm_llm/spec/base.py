@@ -28,32 +28,32 @@ class SpecModel(BaseModel):
     """The class of fields that declare none themselves (``sm_llm.spec.field_classes``)."""
 
 
-PlaceUse = Literal["source", "pattern", "output"]
+LocationUse = Literal["source", "pattern", "output"]
 """What a task does with a place: reads it, reads what a pattern matches, or writes there."""
 
 
 @dataclass(frozen=True)
-class _PlaceMark:
+class _LocationMark:
     """Marks a field whose value is a place."""
 
-    use: PlaceUse
+    use: LocationUse
 
 
-Source = Annotated[str, _PlaceMark("source")]
+Source = Annotated[str, _LocationMark("source")]
 """A folder, file or URI that the task reads: ``sm_llm.spec.references.sources`` lists these fields."""
-Pattern = Annotated[str, _PlaceMark("pattern")]
+Pattern = Annotated[str, _LocationMark("pattern")]
 """Files that the task reads, as a pattern or URL: ``sm_llm.spec.references.patterns`` lists these fields."""
-Output = Annotated[str, _PlaceMark("output")]
+Output = Annotated[str, _LocationMark("output")]
 """A folder or server, beside the storage, that the task writes to: ``sm_llm.spec.references.outputs`` lists these
 fields."""
 
 
-def place_use(field: FieldInfo) -> PlaceUse | None:
+def location_use(field: FieldInfo) -> LocationUse | None:
     """What the task does with the place, or the places, that a field holds; None for a field of something else."""
     return next(_uses(field.metadata, field.annotation), None)
 
 
-def _uses(marks: Iterable[Any], annotation: Any) -> Iterator[PlaceUse]:
-    yield from (mark.use for mark in marks if isinstance(mark, _PlaceMark))
+def _uses(marks: Iterable[Any], annotation: Any) -> Iterator[LocationUse]:
+    yield from (mark.use for mark in marks if isinstance(mark, _LocationMark))
     for part in get_args(annotation):
         yield from _uses(getattr(part, "__metadata__", ()), part)

@@ -58,7 +58,7 @@ Input = str | S3Input | FileSystemInput
 """A folder or URI, or what the platform mounts."""
 
 
-def input_place(value: Input) -> str:
+def input_location(value: Input) -> str:
     """The URI of an input."""
     return value if isinstance(value, str) else value.uri
 

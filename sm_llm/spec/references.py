@@ -6,14 +6,14 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, SpecError
-from sm_llm.spec.base import SpecModel, place_use
-from sm_llm.spec.inputs import Input, S3Input, input_place
+from sm_llm.spec.base import SpecModel, location_use
+from sm_llm.spec.inputs import Input, S3Input, input_location
 from sm_llm.spec.job import JobSpec, StepSpec, WorkflowSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from sm_llm.spec.base import PlaceUse
+    from sm_llm.spec.base import LocationUse
 
 # The whole text must match: inputs.x inside a longer text is a name like any other.
 _REFERENCE = re.compile(r"(?:inputs\.(?P<input>[\w-]+)|steps\.(?P<step>[\w-]+)\.output)(?P<rest>/.*)?")
@@ -34,8 +34,10 @@ def resolve(job: JobSpec, inputs: Mapping[str, str], steps: Mapping[str, str]) -
     # Inputs come first: the task may refer to them, and they to steps.
     own = {name: _resolved_input(name, value, steps, issues) for name, value in job.inputs.items()}
     # Where the reader has an input counts before where it came from.
-    places = {**{name: input_place(value) for name, value in own.items()}, **inputs}
-    task = _map_strings(job.task.model_dump(), "task", lambda path, text: _replace(path, text, places, steps, issues))
+    locations = {**{name: input_location(value) for name, value in own.items()}, **inputs}
+    task = _map_strings(
+        job.task.model_dump(), "task", lambda path, text: _replace(path, text, locations, steps, issues)
+    )
     if issues:
         raise SpecError(issues)
     # Validated here, because ``model_copy`` takes any value as it is.
@@ -58,29 +60,29 @@ def references(job: JobSpec | StepSpec) -> list[tuple[str, str, str]]:
         return text
 
     for name, value in job.inputs.items():
-        note(f"inputs.{name}", input_place(value))
+        note(f"inputs.{name}", input_location(value))
     _map_strings(job.task.model_dump(), "task", note)
     return found
 
 
 def sources(job: JobSpec) -> dict[str, str]:
     """Every place the task reads: dotted path (``task.data.train``, ``task.sources.0``) -> folder, file or URI."""
-    return {path: place for path, _, _, place in source_fields(job.task)}
+    return {path: location for path, _, _, location in source_fields(job.task)}
 
 
 def source_fields(task: SpecModel) -> Iterator[tuple[str, SpecModel, str, str]]:
     """Every place that ``task`` reads: its dotted path, the block and the field that hold it, the place."""
-    return _places(task, "task", "source")
+    return _locations(task, "task", "source")
 
 
 def patterns(job: JobSpec) -> dict[str, str]:
     """Every pattern of files that the task reads, by dotted path."""
-    return {path: place for path, _, _, place in _places(job.task, "task", "pattern")}
+    return {path: location for path, _, _, location in _locations(job.task, "task", "pattern")}
 
 
 def outputs(job: JobSpec) -> dict[str, str]:
     """Every place beside the storage that the task writes to, by dotted path."""
-    return {path: place for path, _, _, place in _places(job.task, "task", "output")}
+    return {path: location for path, _, _, location in _locations(job.task, "task", "output")}
 
 
 def workflow_job(workflow: WorkflowSpec, step: str) -> JobSpec:
@@ -143,13 +145,13 @@ def _map_strings(value: Any, path: str, change: Callable[[str, str], str]) -> An
     return value
 
 
-def _places(block: SpecModel, path: str, use: PlaceUse) -> Iterator[tuple[str, SpecModel, str, str]]:
+def _locations(block: SpecModel, path: str, use: LocationUse) -> Iterator[tuple[str, SpecModel, str, str]]:
     for name, field in type(block).model_fields.items():
         value = getattr(block, name)
         here = f"{path}.{name}"
         if isinstance(value, SpecModel):
-            yield from _places(value, here, use)
-        elif place_use(field) != use:
+            yield from _locations(value, here, use)
+        elif location_use(field) != use:
             continue
         elif isinstance(value, str):
             yield here, block, name, value

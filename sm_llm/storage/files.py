@@ -67,25 +67,25 @@ def walk_files(folder: Path, within: Sequence[Path] = ()) -> Iterator[WalkedFile
 
 def _walk(folder: Path, above: str, holders: tuple[Path, ...], roots: Sequence[Path]) -> Iterator[WalkedFile]:
     for entry in sorted(os.scandir(folder), key=lambda it: it.name):
-        name, place = f"{above}{entry.name}", Path(entry.path)
+        name, location = f"{above}{entry.name}", Path(entry.path)
         if entry.is_symlink():
             try:
-                place = place.resolve(strict=True)
+                location = location.resolve(strict=True)
             except (OSError, RuntimeError):  # the second for a link to itself
                 yield WalkedFile(name, None, "is a link that leads nowhere")
                 continue
-            if roots and not any(place.is_relative_to(it) for it in roots):
-                yield WalkedFile(name, None, f"is a link to {place}, outside the program's folders")
+            if roots and not any(location.is_relative_to(it) for it in roots):
+                yield WalkedFile(name, None, f"is a link to {location}, outside the program's folders")
                 continue
-        mode = place.stat().st_mode
+        mode = location.stat().st_mode
         if stat.S_ISREG(mode):
-            yield WalkedFile(name, place)
+            yield WalkedFile(name, location)
         elif not stat.S_ISDIR(mode):
             yield WalkedFile(name, None, f"is a {_KINDS.get(stat.S_IFMT(mode), 'device')}, not a file")
-        elif (real := place.resolve()) in holders:
+        elif (real := location.resolve()) in holders:
             yield WalkedFile(name, None, "is a link to a folder that holds it")
         else:
-            yield from _walk(place, f"{name}/", (*holders, real), roots)
+            yield from _walk(location, f"{name}/", (*holders, real), roots)
 
 
 def link_tree(source: Path, target: Path) -> list[WalkedFile]:
@@ -131,11 +131,11 @@ class EarlyWriteback:
     def __init__(self) -> None:
         self._begun = 0
 
-    def wrote(self, descriptor: int, place: int) -> None:
-        """``place`` bytes of the file are written."""
-        if place - self._begun >= _WRITEBACK_BYTES:
-            drop_cache(descriptor, self._begun, place - self._begun)
-            self._begun = place
+    def wrote(self, descriptor: int, position: int) -> None:
+        """``position`` bytes of the file are written."""
+        if position - self._begun >= _WRITEBACK_BYTES:
+            drop_cache(descriptor, self._begun, position - self._begun)
+            self._begun = position
 
 
 def extensible(name: str) -> str:

@@ -70,15 +70,15 @@ class S3Trials(Trials):
 
     def _upload_in_parts(self) -> None:
         store = self._s3
-        place, body = store.at(self._parts), {"ChecksumCRC64NVME": to_base64(crc64_bytes(BODY))}
+        location, body = store.at(self._parts), {"ChecksumCRC64NVME": to_base64(crc64_bytes(BODY))}
         with s3_errors(store.uri, "upload in parts", self._parts, "s3:PutObject"):
             upload = store.client.create_multipart_upload(
-                **place | store.options.writing, ChecksumAlgorithm="CRC64NVME", ChecksumType="FULL_OBJECT"
+                **location | store.options.writing, ChecksumAlgorithm="CRC64NVME", ChecksumType="FULL_OBJECT"
             )["UploadId"]
-            part = store.client.upload_part(**place, UploadId=upload, PartNumber=1, Body=BODY, **body)
+            part = store.client.upload_part(**location, UploadId=upload, PartNumber=1, Body=BODY, **body)
             parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"], **body}]}
-            store.client.complete_multipart_upload(**place, UploadId=upload, MultipartUpload=parts, **body)
-            answer = store.client.head_object(**place, ChecksumMode="ENABLED")
+            store.client.complete_multipart_upload(**location, UploadId=upload, MultipartUpload=parts, **body)
+            answer = store.client.head_object(**location, ChecksumMode="ENABLED")
         if whole_checksum(answer) != crc64_bytes(BODY):
             raise StorageError("an object uploaded in parts has no CRC64NVME of the whole")
 

@@ -20,22 +20,22 @@ _LOG = logging.getLogger(__name__)
 
 # The cache is what remembers reported problems; its size bounds the memory of a long run.
 @lru_cache(maxsize=4096)
-def _reports(place: str, problem: str) -> Iterator[int]:
+def _reports(location: str, problem: str) -> Iterator[int]:
     """Counts the reports of one problem at an address."""
     return count()
 
 
-def report_once(place: str, problem: str, detail: str = "") -> None:
+def report_once(location: str, problem: str, detail: str = "") -> None:
     """Warn of ``problem`` at an address, unless this process has done so before; with the ``detail`` of the first."""
-    if next(_reports(place, problem)) == 0:
-        _LOG.warning("%s: %s%s", place, problem, f" ({detail})" if detail else "")
+    if next(_reports(location, problem)) == 0:
+        _LOG.warning("%s: %s%s", location, problem, f" ({detail})" if detail else "")
 
 
-def report_unknown(place: str, names: Iterable[str]) -> None:
+def report_unknown(location: str, names: Iterable[str]) -> None:
     """Warn once of names at an address that nothing of ours has; nobody reads what lies there."""
     if found := sorted(set(names)):
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        report_once(place, f"ignored {found[0]!r}{more}: not a file of a run")
+        report_once(location, f"ignored {found[0]!r}{more}: not a file of a run")
 
 
 def path_below(folder: Path, name: str, reserved: Iterable[str] = (), *, origin: str = "") -> Path:
@@ -49,8 +49,8 @@ def path_below(folder: Path, name: str, reserved: Iterable[str] = (), *, origin:
     return folder / name
 
 
-def usable(keys: Iterable[str], place: str) -> list[str]:
-    """Those of the keys listed at ``place`` that a file can have; the others are reported once and left where they are.
+def usable(keys: Iterable[str], location: str) -> list[str]:
+    """Those of the keys listed at ``location`` that a file can have; others are reported once and left where they are.
 
     For who deletes or copies what a listing holds: one foreign object must not stop that.
     """
@@ -58,5 +58,5 @@ def usable(keys: Iterable[str], place: str) -> list[str]:
     unknown: list[str] = []
     for key in keys:
         (unknown if name_problem(key) else found).append(key)
-    report_unknown(place, unknown)
+    report_unknown(location, unknown)
     return found

@@ -40,7 +40,7 @@ class WorkerContext:
     """The job, the place and the folders of one worker process; the leader also has the event log."""
 
     job: JobFile
-    place: ProcessInfo
+    process: ProcessInfo
     container: ContainerPaths
     run: RunPaths
     requests: StopRequests = field(default_factory=StopRequests)
@@ -69,16 +69,16 @@ class WorkerContext:
     def read(cls, environ: Mapping[str, str] = os.environ, argv: Sequence[str] = ()) -> WorkerContext:
         """Read job.json, what changes it, and the environment; opens the event log on the leader."""
         container = container_paths(environ)
-        place = ProcessInfo.read(environ, Hosts.read(container.resource_config))
+        process = ProcessInfo.read(environ, Hosts.read(container.resource_config))
         job, changes = read_job(container, argv, environ)
-        run = RunPaths(run_folder(job, place, container, environ))
+        run = RunPaths(run_folder(job, process, container, environ))
         log = run.event_file(job.attempt, "rank0")
         # Read before anything is written: what follows belongs to this start.
-        earlier = last_events(log) if place.is_leader else []
-        events = EventWriter(log, job.attempt) if place.is_leader else None
-        requests = StopRequests(place.rank)
+        earlier = last_events(log) if process.is_leader else []
+        events = EventWriter(log, job.attempt) if process.is_leader else None
+        requests = StopRequests(process.rank)
         return cls(
-            job, place, container, run, requests, ProgressMarker(), events, changes=changes, earlier_events=earlier
+            job, process, container, run, requests, ProgressMarker(), events, changes=changes, earlier_events=earlier
         )
 
     @cached_property
@@ -89,22 +89,22 @@ class WorkerContext:
     @cached_property
     def scratch(self) -> Path:
         """This node's folder for large temporary files."""
-        return scratch_folder(self.container, self.job.run_id, self.place.node, os.environ)
+        return scratch_folder(self.container, self.job.run_id, self.process.node, os.environ)
 
     @cached_property
     def copies(self) -> LocalCopies:
         """This node's copies of checkpoints, which the next attempt finds."""
         is_of_attempt = self.scratch == self.container.scratch and self.scratch.is_relative_to(self.run.root)
-        return LocalCopies(self.run.copies(self.place.node) if is_of_attempt else self.scratch)
+        return LocalCopies(self.run.copies(self.process.node) if is_of_attempt else self.scratch)
 
     def check_world_size(self) -> None:
         """Raise ``RunFailed`` when other than the requested number of processes has started."""
         compute = self.job.spec.compute
-        requested = compute.world_size if starts_ranks(self.job.spec.task) else self.place.world_size
+        requested = compute.world_size if starts_ranks(self.job.spec.task) else self.process.world_size
         # Fewer processes would train with another global batch, and nobody would notice.
-        if self.place.world_size != requested:
+        if self.process.world_size != requested:
             raise RunFailed(
-                f"started as {counted(self.place.world_size, 'process')}, but compute asks for {requested} "
+                f"started as {counted(self.process.world_size, 'process')}, but compute asks for {requested} "
                 f"({compute.instance_count} x {compute.processes}): the launcher's command is wrong"
             )
 
@@ -118,7 +118,7 @@ class WorkerContext:
             listed = ", ".join(hosts.names)
             raise RunFailed(f"compute.instance_count asks for {requested} hosts, the platform gave {listed}")
         # Stores and process groups listen where rank 0 is; the platform gave out the first host's name.
-        if self.place.node == 0 and hosts.current != hosts.leader:
+        if self.process.node == 0 and hosts.current != hosts.leader:
             raise RunFailed(f"rank 0 runs on {hosts.current}, but the first host of the job is {hosts.leader}")
 
     def emit(self, event: Event) -> None:
@@ -126,15 +126,15 @@ class WorkerContext:
         if self._events is not None:
             self._events.write(self.hidden.inside(event))
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         """Print one line (leader only)."""
-        if self.place.is_leader:
+        if self.process.is_leader:
             with suppress(BrokenPipeError):  # the toolkit that read it has ended; its watch reports that
                 print(message, flush=True)
 
     def notice(self, message: str, level: str = "info") -> None:
         """Report to people: printed and in the event log."""
-        self.say(message if level == "info" else f"{level}: {message}")
+        self.log(message if level == "info" else f"{level}: {message}")
         self.emit(Notice(message, level))
 
     def close(self) -> None:

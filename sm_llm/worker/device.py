@@ -276,10 +276,10 @@ def _stacked(values: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([it.to(torch.float64).unsqueeze(0) for it in values])
 
 
-def gpu_or_cpu(place: ProcessInfo) -> Device:
+def gpu_or_cpu(process: ProcessInfo) -> Device:
     """The GPU of this process; the CPU where there is none."""
     if torch.cuda.is_available():
-        return CudaDevice(place.local_rank)
+        return CudaDevice(process.local_rank)
     keep_freed_memory()
     return CpuDevice()
 

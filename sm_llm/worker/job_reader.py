@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sm_llm.runs.run_paths import ContainerPaths
 
 # The container's folder, also inside a word: ``--model_dir=/opt/ml/model``.
-_PLACE = re.compile(rf"(?<![\w./-]){CONTAINER_BASE}(?=/|$)")
+_LOCATION = re.compile(rf"(?<![\w./-]){CONTAINER_BASE}(?=/|$)")
 TRAINING_JOB = "TRAINING_JOB_NAME"
 """SageMaker's variable with the name of the training job."""
 
@@ -56,7 +56,7 @@ def _moved(value: Any, base: str) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_moved(item, base) for item in value)
     # A function, since a backslash in a replacement text would be an escape.
-    return _PLACE.sub(lambda _: base, value) if isinstance(value, str) else value
+    return _LOCATION.sub(lambda _: base, value) if isinstance(value, str) else value
 
 
 def _in_own_run(job: JobFile, given: Mapping[str, str], environ: Mapping[str, str]) -> JobFile:

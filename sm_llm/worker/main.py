@@ -111,7 +111,7 @@ class Frame:
             context.requests.install(self.end_now)
             start_watch(context, self.environ)
             start_time_limit(context)
-            if context.place.is_node_leader:
+            if context.process.is_node_leader:
                 failures.reserve_room(context.container.failure)
         # Held as long as this process lives: others see by it that the run is not dead.
         with RunLock(context.run.lock):
@@ -206,8 +206,8 @@ class Frame:
         # Set before the work: an error inside of it must not report a second time.
         self._reported = True
         context = self.context
-        place = context.place if context is not None else ProcessInfo.read(self.environ)
-        own = failures.failure_of(error, place, context.marker.step if context is not None else None)
+        process = context.process if context is not None else ProcessInfo.read(self.environ)
+        own = failures.failure_of(error, process, context.marker.step if context is not None else None)
         # The message may quote a secret. Below it is printed, stored and sent to other processes.
         own = own if context is None else context.hidden.inside(own)
         first = failures.claim(self.kv_store, own)
@@ -217,7 +217,7 @@ class Frame:
             failures.publish(context, first)
         else:
             failures.leave_note(container_paths(self.environ).failure, first)
-        failures.linger(self.kv_store, place.world_size, is_cause=first == own and not own.cause.is_consequence)
+        failures.linger(self.kv_store, process.world_size, is_cause=first == own and not own.cause.is_consequence)
 
 
 def _check(kind: str, context: WorkerContext) -> None:
@@ -245,7 +245,7 @@ def _task(kind: str) -> Task:
 
 def _kv_store(context: WorkerContext, environ: Mapping[str, str]) -> KeyValueStore | None:
     """Torchrun's, or one of our own for hosts that run no torchrun; none for a program that is alone."""
-    if not isinstance(context.job.spec.task, TrainTask) and context.place.world_size == 1:
+    if not isinstance(context.job.spec.task, TrainTask) and context.process.world_size == 1:
         return None  # and torch is not needed
     # Only here, since it imports torch.
     from sm_llm.worker.runtime.key_value_store import connect, open_key_value_store
@@ -253,10 +253,10 @@ def _kv_store(context: WorkerContext, environ: Mapping[str, str]) -> KeyValueSto
     prefix, secret = f"{context.job.run_id}/{context.job.attempt}", environ.get(STORE_SECRET_ENVIRONMENT, "")
     hosts = Hosts.read(context.container.resource_config)
     # Below torchrun all processes share its store, which outlives each of them.
-    if "TORCHELASTIC_RUN_ID" in environ or hosts is None or context.place.world_size == 1:
+    if "TORCHELASTIC_RUN_ID" in environ or hosts is None or context.process.world_size == 1:
         return connect(prefix, secret, environ)
     await_host(hosts.leader)
-    return open_key_value_store(prefix, secret, hosts.leader, is_leader=context.place.is_leader)
+    return open_key_value_store(prefix, secret, hosts.leader, is_leader=context.process.is_leader)
 
 
 def _watchdog_of(task: TrainTask | ScriptTask | PrecompileTask) -> WatchdogSpec | None:

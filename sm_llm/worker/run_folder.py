@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT, job_home
+from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT, job_run_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
 _FOLDER = "run"
 
 
-def run_folder(job: JobFile, place: ProcessInfo, container: ContainerPaths, environ: Mapping[str, str]) -> Path:
+def run_folder(job: JobFile, process: ProcessInfo, container: ContainerPaths, environ: Mapping[str, str]) -> Path:
     """The folder of the run on this node: where it is kept, where the launcher works, or one in scratch.
 
     Into the last, the node's first process brings what an earlier container of this attempt has written, so that the
     event log continues. Raises ``StorageError``.
     """
-    home = job_home(job)
-    if not home.is_remote:
+    run_store = job_run_store(job)
+    if not run_store.is_remote:
         # A folder that all nodes see needs no copy.
-        return home.root
+        return run_store.root
     if RUN_FOLDER_ENVIRONMENT in environ:
         return Path(environ[RUN_FOLDER_ENVIRONMENT])
     root = container.scratch / _FOLDER
-    if place.is_node_leader:
-        home.copied(f"events/attempt-{job.attempt}-", lambda name: is_own_event_file(name, job, place), root)
+    if process.is_node_leader:
+        run_store.copied(f"events/attempt-{job.attempt}-", lambda name: is_own_event_file(name, job, process), root)
     return root
 
 
-def is_own_event_file(name: str, job: JobFile, place: ProcessInfo) -> bool:
+def is_own_event_file(name: str, job: JobFile, process: ProcessInfo) -> bool:
     """Whether an event file is written on this node: by its watchdog, or by one of its processes."""
     begin = f"events/attempt-{job.attempt}-"
     writer = name.removeprefix(begin).removesuffix(".jsonl")
     # ``rank3-failure`` and ``rank3-watchdog`` are written by rank 3, too.
     number = writer.removeprefix("rank").partition("-")[0]
-    first = place.node * place.local_world_size
-    of_rank = number.isdigit() and first <= int(number) < first + place.local_world_size
-    return name.startswith(begin) and (of_rank or writer == f"node{place.node}-watchdog")
+    first = process.node * process.local_world_size
+    of_rank = number.isdigit() and first <= int(number) < first + process.local_world_size
+    return name.startswith(begin) and (of_rank or writer == f"node{process.node}-watchdog")

@@ -70,8 +70,8 @@ def folder(tmp_path: Path) -> Path:
 def test_every_verb_is_one_python_function() -> None:
     callbacks = [command.callback for command in cli.app.registered_commands]
     assert {callback.__name__ for callback in callbacks if callback} == set(cli.VERBS)
-    for home in cli.VERBS.values():
-        module, _, path = home.partition(":")
+    for module in cli.VERBS.values():
+        module, _, path = module.partition(":")
         function = import_module(module)
         for name in path.split("."):
             function = getattr(function, name)

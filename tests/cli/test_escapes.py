@@ -106,8 +106,8 @@ OF_A_RUN = (
 def test_s14_no_verb_passes_on_what_a_record_an_event_or_a_log_holds(
     sm_llm: Any, evil_run: Path, argv: list[str]
 ) -> None:
-    places = {"RUN": str(evil_run), "RUNS": str(evil_run.parent)}
-    assert_clean(*sm_llm(*(places.get(it, it) for it in argv)))
+    locations = {"RUN": str(evil_run), "RUNS": str(evil_run.parent)}
+    assert_clean(*sm_llm(*(locations.get(it, it) for it in argv)))
 
 
 WITH_NAMES = (
@@ -176,9 +176,9 @@ def test_a_name_with_dollars_is_drawn_as_it_is(tmp_path: Path) -> None:
 def test_s19_a_run_in_a_folder_with_any_name_is_named_so_that_it_can_be_pasted(
     sm_llm: Any, evil_run: Path, verb: str, tmp_path: Path
 ) -> None:
-    place = tmp_path / 'sp ace; $(touch INJECTED) `id` "q" \'x'
-    evil_run.parent.rename(place)
-    out, err = sm_llm(verb, str(place / "evil"))
+    location = tmp_path / 'sp ace; $(touch INJECTED) `id` "q" \'x'
+    evil_run.parent.rename(location)
+    out, err = sm_llm(verb, str(location / "evil"))
     _, found, pasted = (out + err).decode().partition("sm-llm rerun ")
     assert found, "a command is printed"
-    assert shlex.split(pasted) == [str(place / "evil")]
+    assert shlex.split(pasted) == [str(location / "evil")]

@@ -52,7 +52,7 @@ def test_a_run_that_is_not_there_is_wrong_usage_and_the_places_are_listed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text("name: job\nstorage: here\ntask: {kind: prepare, sources: [a], seq_length: 8}\n")
-    for asked, place in (
+    for asked, location in (
         ((f"file://{tmp_path}/there/none",), f"{tmp_path}/there"),
         (("none", "--storage", str(tmp_path / "other")), f"{tmp_path}/other"),
         (("none",), f"{tmp_path}/runs"),
@@ -60,7 +60,7 @@ def test_a_run_that_is_not_there_is_wrong_usage_and_the_places_are_listed(
         (("job.yaml",), f"{tmp_path}/here"),
     ):
         code, text = cli_output(monkeypatch, capsys, verb, *asked)
-        assert (code, place in text) == (USAGE_EXIT_CODE, True), text
+        assert (code, location in text) == (USAGE_EXIT_CODE, True), text
         assert "Traceback" not in text
 
 

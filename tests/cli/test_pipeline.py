@@ -41,8 +41,8 @@ FLOW: dict[str, Any] = {
 def test_every_verb_of_a_group_is_one_python_function(group: typer.Typer, verbs: dict[str, str]) -> None:
     commands = group.registered_commands
     assert {it.name or it.callback.__name__ for it in commands if it.callback} == set(verbs)
-    for home in verbs.values():
-        module, _, name = home.partition(":")
+    for module in verbs.values():
+        module, _, name = module.partition(":")
         assert getattr(import_module(module), name).__doc__
 
 

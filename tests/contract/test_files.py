@@ -29,7 +29,7 @@ def test_job_json_reads_back_and_refuses_what_it_does_not_know(tmp_path: Path) -
 
 def test_every_place_of_a_run_is_its_own() -> None:
     paths = RunPaths(Path("/runs/tiny-1"))
-    places = [
+    locations = [
         paths.record,
         paths.job_file,
         paths.lock,
@@ -43,8 +43,8 @@ def test_every_place_of_a_run_is_its_own() -> None:
         paths.node_dir(1, 0),
         paths.node_dir(1, 1),
     ]
-    assert len(set(places)) == len(places)
-    assert all(it.is_relative_to(paths.root) for it in places)
+    assert len(set(locations)) == len(locations)
+    assert all(it.is_relative_to(paths.root) for it in locations)
 
 
 def test_the_container_contract_is_sagemakers() -> None:

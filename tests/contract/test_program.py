@@ -46,10 +46,10 @@ def test_HP07_lists_keep_their_items(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("place", [0, 2, 4])
-def test_HP11_bare_flags_anywhere(tmp_path: Path, place: int) -> None:
+@pytest.mark.parametrize("location", [0, 2, 4])
+def test_HP11_bare_flags_anywhere(tmp_path: Path, location: int) -> None:
     args = ["--lr", "1e-4", "--out", "x"]
-    args.insert(place, "--do_train")
+    args.insert(location, "--do_train")
     assert argv(tmp_path, args=args) == args
 
 

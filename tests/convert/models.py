@@ -52,10 +52,10 @@ def to_bytes(values: np.ndarray, dtype: str) -> bytes:
 def write_safetensors(path: Path, held: dict[str, tuple[str, tuple[int, ...], bytes]]) -> None:
     """Name -> format, shape and bytes as a safetensors file."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    place = 0
+    location = 0
     for name, (dtype, shape, body) in held.items():
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [place, place + len(body)]}
-        place += len(body)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [location, location + len(body)]}
+        location += len(body)
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(body for _, _, body in held.values()))
 

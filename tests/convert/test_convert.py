@@ -381,8 +381,8 @@ def test_pickled_weights_are_read_like_safetensors(model: Callable[..., Path], t
     halves = {}
     for name in set(views) - set(names):
         view, rows = views[name], views[name].shape[0] // 2
-        for place, part in enumerate(("gate_proj", "up_proj")):
-            offset = view.offset + place * rows * view.shape[1] * 2
+        for index, part in enumerate(("gate_proj", "up_proj")):
+            offset = view.offset + index * rows * view.shape[1] * 2
             halves[name.replace("gate_up_proj", part)] = type(view)(view.file, "BF16", (rows, 64), (64, 1), offset)
     write_views(tmp_path / "bin" / "pytorch_model.bin", {f"module.{it}": views[it] for it in names} | halves)
     to_nxd(tmp_path / "bin", tmp_path / "two", 2)

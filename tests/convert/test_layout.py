@@ -74,7 +74,9 @@ def test_each_query_head_is_beside_its_key_value_head(kv: int, group: int, tenso
         first, last = query_range(heads, degrees, rank)
         low, high = kv_range(heads, degrees, rank)
         local = (last - first) // (high - low)
-        assert [low + place // local for place in range(last - first)] == [it // group for it in range(first, last)]
+        assert [low + location // local for location in range(last - first)] == [
+            it // group for it in range(first, last)
+        ]
         seen += range(first, last)
     assert sorted(seen) == list(range(kv * group))
 
@@ -117,8 +119,8 @@ def test_joining_the_slices_gives_the_source(family: str, data: st.DataObject) -
 
         def held(part: Any, axis: int = axis) -> np.ndarray:
             array = shards[part.rank, part.tensor.name]
-            place = slice(part.at, part.at + part.end - part.begin)
-            return array[place] if axis == 0 else array[:, place]
+            location = slice(part.at, part.at + part.end - part.begin)
+            return array[location] if axis == 0 else array[:, location]
 
         assert not list(gaps(primary, source.shape[axis]))
         assert np.array_equal(np.concatenate([held(it) for it in primary], axis), source)

@@ -62,15 +62,15 @@ def sparse_model(folder: Path) -> int:
     )
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    header, place = {}, 0
+    header, location = {}, 0
     for name, it in family(config).tensors(config).items():
-        header[name] = {"dtype": "BF16", "shape": list(it.shape), "data_offsets": [place, place + 2 * it.size]}
-        place += 2 * it.size
+        header[name] = {"dtype": "BF16", "shape": list(it.shape), "data_offsets": [location, location + 2 * it.size]}
+        location += 2 * it.size
     text = json.dumps(header).encode()
     with (folder / "model.safetensors").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + place)
-    return place
+        file.truncate(8 + len(text) + location)
+    return location
 
 
 def test_CV04_CV19_memory_is_a_buffer_per_worker(tmp_path: Path) -> None:

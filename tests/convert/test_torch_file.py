@@ -120,8 +120,8 @@ def test_300_random_damages_never_escape(tmp_path: Path) -> None:
     refused = 0
     for _ in range(300):
         damaged = bytearray(body)
-        for place in random.integers(0, len(body), 3):
-            damaged[place] = random.integers(0, 256)
+        for location in random.integers(0, len(body), 3):
+            damaged[location] = random.integers(0, 256)
         path = tmp_path / "d.pt"
         path.write_bytes(
             damaged[: random.integers(len(body) // 2, len(body) + 1)] if random.random() < 0.3 else damaged

@@ -116,7 +116,7 @@ def test_what_follows_the_last_token_of_a_long_line_makes_no_rows(folder: Path) 
     )
     source = opened(folder)
     assert labels(source) == [[1, 2, 3, IGNORED], [IGNORED] * 4, [9, 8, 7, 6]]
-    assert [source.place(row) for row in range(3)] == [f"{folder}/a.json:{line}" for line in (1, 2, 3)]
+    assert [source.location(row) for row in range(3)] == [f"{folder}/a.json:{line}" for line in (1, 2, 3)]
 
 
 def test_rows_are_named_by_file_and_line(folder: Path) -> None:
@@ -124,7 +124,7 @@ def test_rows_are_named_by_file_and_line(folder: Path) -> None:
     with gzip.open(folder / "b.jsonl.gz", "wt") as stream:
         stream.write(lines(([], None), ([4, 5, 6], [1, 0, 0])))
     source = opened(folder)
-    assert [source.place(row) for row in range(source.count)] == [
+    assert [source.location(row) for row in range(source.count)] == [
         *[f"{folder}/a.json:2"] * 3,
         f"{folder}/a.json:3",
         f"{folder}/b.jsonl.gz:2",

@@ -49,7 +49,7 @@ def steps(data: StreamData, tokenizer: Path, count: int, **where: Any) -> tuple[
 def documents(data: StreamData, rank: int, degree: int, epochs: int = 1, size: int = 64) -> list[str]:
     found: list[str] = []
     for block in TextBlocks(open_dataset(data, "train", rank, degree), "text", size).read(StreamPosition()):
-        if block.place.epoch == epochs:
+        if block.position.epoch == epochs:
             return found
         found.extend(block.texts)
     raise AssertionError("a stream never ends")
@@ -76,15 +76,15 @@ def test_CK25_three_legs_equal_an_unbroken_run(data: StreamData, tokenizer: Path
         whole, _ = steps(data, tokenizer, 450, rank=rank, degree=degree)
         legs: list[int] = []
         state: Any = None
-        places = []
+        locations = []
         for count in (13, 40, 1, 266, 130):
             ids, state = steps(data, tokenizer, count, rank=rank, degree=degree, state=state)
             legs += ids
-            places.append((state["place"]["epoch"], state["place"]["documents"], state["emitted"], state["skip"]))
+            locations.append((state["place"]["epoch"], state["place"]["documents"], state["emitted"], state["skip"]))
         assert legs == whole
-        assert places == sorted(places)
-        assert len(set(places)) == 5
-        assert places[-1][0] > 0  # crossed an epoch
+        assert locations == sorted(locations)
+        assert len(set(locations)) == 5
+        assert locations[-1][0] > 0  # crossed an epoch
 
 
 def test_CK25_parquet_resumes_inside_row_groups(

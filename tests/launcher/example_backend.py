@@ -56,22 +56,22 @@ class ExampleBackend(JobBackend):
         (folder / "state").write_text("pending")
         return str(folder)
 
-    def open_state(self, home: Any, record: Any) -> NativeState:
+    def open_state(self, run_store: Any, record: Any) -> NativeState:
         raw = Path(record.attempts[-1].native_id, "state").read_text()
         state = RunState(raw) if raw in ("pending", "running", "stopped") else RunState.UNKNOWN
-        return NativeState.of(record_end(home, record, state, raw)) if state.is_final else NativeState(state, raw)
+        return NativeState.of(record_end(run_store, record, state, raw)) if state.is_final else NativeState(state, raw)
 
-    def logs(self, home: Any, attempt: int, wanted: Any, still_running: Any) -> Any:
-        kept = home.paths.node_log(attempt, 0)
+    def logs(self, run_store: Any, attempt: int, wanted: Any, still_running: Any) -> Any:
+        kept = run_store.paths.node_log(attempt, 0)
         kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(Path(home.record().attempt(attempt).native_id, "log").read_text())
-        return read_logs(home.paths, attempt, wanted, still_running=still_running)
+        kept.write_text(Path(run_store.record().attempt(attempt).native_id, "log").read_text())
+        return read_logs(run_store.paths, attempt, wanted, still_running=still_running)
 
     def parse_native(self, text: str) -> NativeJob | None:
-        scheme, _, place = text.replace("queue:", "example://").partition("://")
-        request = Path(place, "request.json")
-        found = NativeJob(f"example://{place}", lambda: json.loads(request.read_text())["job"]["run_uri"])
+        scheme, _, location = text.replace("queue:", "example://").partition("://")
+        request = Path(location, "request.json")
+        found = NativeJob(f"example://{location}", lambda: json.loads(request.read_text())["job"]["run_uri"])
         return found if scheme == "example" else None
 
-    def stop(self, home: Any, attempt: Any, *, now: bool) -> None:
+    def stop(self, run_store: Any, attempt: Any, *, now: bool) -> None:
         Path(attempt.native_id, "state").write_text("stopped")

@@ -45,16 +45,16 @@ def main(folder: Path) -> dict[str, Any]:
     found["plan"] = json.loads(verb("plan", str(file), "--json")[1])[0]
     found["dry run"] = [it.to_json() for it in sm_llm.launch(job, dry_run=True)]
     run = sm_llm.launch(job)
-    (place,) = queue.iterdir()
+    (location,) = queue.iterdir()
     found["pending"] = run.state.value
-    (place / "state").write_text("running")
-    (place / "log").write_text("one\ntwo\n")
+    (location / "state").write_text("running")
+    (location / "log").write_text("one\ntwo\n")
     found["again"] = verb("fit", str(file), "--no-wait")
     found["by uri"] = sm_llm.attach(str(run.native_uri)).uri == run.uri
-    found["by its own words"] = sm_llm.attach(f"queue:{place}").uri == run.uri
+    found["by its own words"] = sm_llm.attach(f"queue:{location}").uri == run.uri
     found["status"] = json.loads(verb("status", run.uri, "--json")[1])
     found["logs"] = verb("logs", run.uri)[1].splitlines()
-    (place / "state").write_text("COMPLETING")
+    (location / "state").write_text("COMPLETING")
     found["unknown"] = run.describe()
     found["shell"] = verb("shell", run.uri)
     found["stop"] = verb("stop", run.uri)

@@ -141,14 +141,14 @@ def command_line(argv: list[str]) -> Callable[[], Any]:
 
 
 if __name__ == "__main__":
-    run, place, *packages = sys.argv[1:]
+    run, location, *packages = sys.argv[1:]
     sys.meta_path.insert(0, Refusing(set(packages)))
     # Once, and not in every fork.
     from sm_llm.launcher.planner import plan
 
     plan("smoke")
 
-    aws, starts, folder = "boto3" in packages, "torch" in packages, Path(place)
+    aws, starts, folder = "boto3" in packages, "torch" in packages, Path(location)
     walked = [*commands(run, folder, starts=starts), *(aws_commands(folder) if aws else [])]
     found = {"sm-llm " + " ".join(argv): forked(command_line(argv)) for argv in walked}
     found |= {f"Python {name}": forked(it) for name, it in calls(run, folder, aws=aws, starts=starts).items()}

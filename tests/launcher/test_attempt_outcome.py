@@ -162,19 +162,19 @@ def test_one_rule_decides_for_every_platform(attempt: Attempt, found: Evidence, 
 
 
 def test_an_end_is_settled_once_and_only_for_the_job_that_has_ended(tmp_path: Path) -> None:
-    home = FolderRunStore(tmp_path / "v")
+    run_store = FolderRunStore(tmp_path / "v")
     spec = {"backend": {"name": "local"}, "task": {"kind": "train"}}
-    home.create(RunRecord(run_id="v", name="v", created=1.0, spec=spec, spec_digest="d"))
+    run_store.create(RunRecord(run_id="v", name="v", created=1.0, spec=spec, spec_digest="d"))
     first, other = (StartedAttempt(number=1, native_id=it, started=1.0) for it in ("job-1", "job-2"))
-    home.update(lambda held: held.with_attempt(first))
-    assert recorded_end(home.record()) is None
-    record_outcome(home, other, Outcome(RunState.FAILED, "of another job"))
-    assert recorded_end(home.record()) is None
-    record_outcome(home, first, Outcome(RunState.FAILED, "disk full", 2), billable_seconds=7)
-    record_outcome(home, first, Outcome(RunState.COMPLETED))
-    assert recorded_end(home.record()) == Outcome(RunState.FAILED, "disk full", 2)
-    assert home.record().attempts[0].billable_seconds == 7
-    assert home.record().outcome is RunState.FAILED
+    run_store.update(lambda held: held.with_attempt(first))
+    assert recorded_end(run_store.record()) is None
+    record_outcome(run_store, other, Outcome(RunState.FAILED, "of another job"))
+    assert recorded_end(run_store.record()) is None
+    record_outcome(run_store, first, Outcome(RunState.FAILED, "disk full", 2), billable_seconds=7)
+    record_outcome(run_store, first, Outcome(RunState.COMPLETED))
+    assert recorded_end(run_store.record()) == Outcome(RunState.FAILED, "disk full", 2)
+    assert run_store.record().attempts[0].billable_seconds == 7
+    assert run_store.record().outcome is RunState.FAILED
 
 
 def test_A1_an_attempt_that_did_nothing_has_an_outcome_of_its_own(attempt: Attempt) -> None:

@@ -53,7 +53,7 @@ def losses(run: Run) -> dict[int, str]:
 
 
 @pytest.fixture
-def s3_home(
+def s3_storage(
     s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, preloaded: Preloaded
 ) -> str:
     """Storage in S3; the toolkit, which knows nothing of our options, is configured by AWS's own variable."""
@@ -138,14 +138,14 @@ def test_a_dry_run_shows_the_request_that_would_be_emulated(tmp_path: Path) -> N
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("nodes", "processes"), [(1, 2), (2, 1)], ids=["1-host", "2-hosts"])
 def test_the_toolkit_trains_to_the_same_losses_as_the_local_backend(
-    s3_home: str, tmp_path: Path, nodes: int, processes: int
+    s3_storage: str, tmp_path: Path, nodes: int, processes: int
 ) -> None:
     here = api.launch(spec(str(tmp_path / "runs"), nodes, processes), wait=True)
-    there = api.launch(spec(s3_home, nodes, processes), "backend.contract=sagemaker", wait=True)
+    there = api.launch(spec(s3_storage, nodes, processes), "backend.contract=sagemaker", wait=True)
     assert there.state is RunState.COMPLETED
     assert len(losses(here)) == 8
     assert losses(there) == losses(here)
-    assert str(there.result).startswith(s3_home)
+    assert str(there.result).startswith(s3_storage)
     log = "\n".join(there.logs())
     assert "Invoking TorchDistributed" in log
     assert "sagemaker-training-toolkit" in log
@@ -157,11 +157,11 @@ def test_the_toolkit_trains_to_the_same_losses_as_the_local_backend(
 
 @pytest.mark.integration
 @pytest.mark.timeout(900)
-def test_SF07_term_to_the_toolkit_stops_the_training_in_order(s3_home: str, preloaded: Preloaded) -> None:
+def test_SF07_term_to_the_toolkit_stops_the_training_in_order(s3_storage: str, preloaded: Preloaded) -> None:
     """The toolkit dies of it and passes it on to nobody; each node's watcher takes that for a request to stop."""
     preloaded.off()
     steady = {"schedule": "constant", "warmup_steps": 0}
-    run = api.launch(spec(s3_home, 2, 1, max_steps=4000, optim=steady), "backend.contract=sagemaker")
+    run = api.launch(spec(s3_storage, 2, 1, max_steps=4000, optim=steady), "backend.contract=sagemaker")
     try:
         _until(lambda: len(run.metrics()) > 4 and run.checkpoints())
         run.stop()
@@ -190,7 +190,7 @@ def _until(true: Any, seconds: float = 120.0) -> None:
 
 @pytest.mark.integration
 @pytest.mark.timeout(900)
-def test_the_cause_of_the_first_failing_rank_is_in_output_failure(s3_home: str, tmp_path: Path) -> None:
+def test_the_cause_of_the_first_failing_rank_is_in_output_failure(s3_storage: str, tmp_path: Path) -> None:
     source = tmp_path / "src"
     source.mkdir()
     (source / "x.py").write_text(
@@ -198,7 +198,7 @@ def test_the_cause_of_the_first_failing_rank_is_in_output_failure(s3_home: str, 
         "if os.environ['RANK'] == '1':\n    raise ValueError('boom on one')\n"
         "time.sleep(60)\n"
     )  # fmt: skip
-    job = {**spec(s3_home, 2, 1), "task": {"kind": "script", "entry": "x.py", "source": str(source)}}
+    job = {**spec(s3_storage, 2, 1), "task": {"kind": "script", "entry": "x.py", "source": str(source)}}
     run = api.launch(job, "backend.contract=sagemaker")
     _until(lambda: run.state.is_final)
     assert run.state is RunState.FAILED
@@ -210,12 +210,12 @@ def test_the_cause_of_the_first_failing_rank_is_in_output_failure(s3_home: str, 
 
 @pytest.mark.integration
 @pytest.mark.timeout(900)
-def test_a_script_job_runs_from_the_bundle_with_byte_equal_arguments(s3_home: str, tmp_path: Path) -> None:
+def test_a_script_job_runs_from_the_bundle_with_byte_equal_arguments(s3_storage: str, tmp_path: Path) -> None:
     source = tmp_path / "src"
     source.mkdir()
     (source / "x.sh").write_text('printf "%s\\0" "$@" > "$SM_LLM_OUTPUT/argv-$(hostname >/dev/null; echo $#)"\n')
     args = ["a b", "it's", '"q"', "$HOME", "line\nbreak", "*", ""]
-    job = {**spec(s3_home, 2, 1), "task": {"kind": "script", "entry": "x.sh", "source": str(source), "args": args}}
+    job = {**spec(s3_storage, 2, 1), "task": {"kind": "script", "entry": "x.sh", "source": str(source), "args": args}}
     run = api.launch(job, "backend.contract=sagemaker", wait=True)
     target = tmp_path / "result"
     api_sync(str(run.result), target)

@@ -247,13 +247,13 @@ def test_S12_13_variables_are_refused_where_only_some_of_their_values_work(calls
     rows = estimator(job(task=task, inputs={"corpus": DATA}), sagemaker_session=given)
     script = estimator(job(task=SCRIPT), sagemaker_session=given)
     sharded = ParameterString("Dist", "ShardedByS3Key")
-    kind, place = ParameterString("Ty", "AugmentedManifestFile"), ParameterString("Data", "/tmp/x")
+    kind, location = ParameterString("Ty", "AugmentedManifestFile"), ParameterString("Data", "/tmp/x")
     ask = "not a pipeline variable"
     refused(lambda: rows.fit({"corpus": TrainingInput(DATA, distribution=sharded)}), "S3DataDistributionType", ask)
     for est in (rows, script):
         refused(lambda it=est: it.fit({"corpus": TrainingInput(DATA, s3_data_type=kind)}), "S3DataType", ask)
-        refused(lambda it=est: it.fit({"corpus": place}), "inputs.corpus: is not a prefix in S3", "/tmp/x")
-        refused(lambda it=est: it.fit({"corpus": TrainingInput(place)}), "inputs.corpus: is not a prefix in S3")
+        refused(lambda it=est: it.fit({"corpus": location}), "inputs.corpus: is not a prefix in S3", "/tmp/x")
+        refused(lambda it=est: it.fit({"corpus": TrainingInput(location)}), "inputs.corpus: is not a prefix in S3")
     script.fit({"corpus": TrainingInput(ParameterString("Data", DATA), distribution=sharded)})
     script.fit({"corpus": ParameterString("Data")})
     subnets = [ParameterString("Subnet", "subnet-0a")]
@@ -273,13 +273,13 @@ def test_S12_12_inputs_of_fit_are_inputs_of_the_job_and_of_its_record(
     est, other = estimator(job(task=task, inputs={"corpus": DATA})), f"s3://{BUCKET}/other"
     for given in ({"corpus": other}, None, {"corpus": other}):
         est.fit(given, wait=False)
-        place = DATA if given is None else other
-        assert re.search(rf"data +{place} \(rows of 16 tokens\)", capsys.readouterr().err)
+        location = DATA if given is None else other
+        assert re.search(rf"data +{location} \(rows of 16 tokens\)", capsys.readouterr().err)
         key = est.run_uri.removeprefix(f"s3://{BUCKET}/")
         record = json.loads(boto3.client("s3").get_object(Bucket=BUCKET, Key=f"{key}/run.json")["Body"].read())
         corpus = record["spec"]["inputs"]["corpus"]
-        assert corpus == place or (corpus["uri"], corpus["mode"]) == (place, "File")
-        assert est.submission.job.channels == {"corpus": place}
+        assert corpus == location or (corpus["uri"], corpus["mode"]) == (location, "File")
+        assert est.submission.job.channels == {"corpus": location}
         assert {it["Key"]: it["Value"] for it in calls[-1][1]["Tags"]}["sm_llm:run"] == est.run_uri
 
 

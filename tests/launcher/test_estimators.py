@@ -418,10 +418,10 @@ def test_telemetry_is_off_even_for_a_session_that_was_given(
     import sagemaker
     from sagemaker.telemetry import telemetry_logging
 
-    def call_home(*_: Any, **__: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("the SDK calls home")
 
-    monkeypatch.setattr(telemetry_logging, "_send_telemetry_request", call_home)
+    monkeypatch.setattr(telemetry_logging, "_send_telemetry_request", fail)
     built("script", source, sagemaker_session=sagemaker.Session(default_bucket=BUCKET)).fit(wait=False)
 
 

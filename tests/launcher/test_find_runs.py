@@ -54,15 +54,15 @@ def test_E18_a_name_is_found_in_the_default_storage_and_in_runs_beside_it(
     assert attach(first.id).uri == first.uri
     with pytest.raises(SubmitError) as reported:
         attach("other")
-    for place, run in ((tmp_path / "runs", first), (tmp_path / "here/runs", newer)):
-        assert f"{place} (runs there: {run.id})" in str(reported.value)
+    for location, run in ((tmp_path / "runs", first), (tmp_path / "here/runs", newer)):
+        assert f"{location} (runs there: {run.id})" in str(reported.value)
 
 
 def test_E18_a_name_of_several_runs_states_which_and_what_else_is_not_finished(
     runs: Fakes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, newest = done(runs), done(runs)
-    first.home.update(lambda record: record.model_copy(update={"outcome": None}))
+    first.run_store.update(lambda record: record.model_copy(update={"outcome": None}))
     capsys.readouterr()
     assert attach("fake", storage=tmp_path / "runs").id == newest.id
     assert capsys.readouterr().err == f"fake is taken for {newest.id}, its newest run. Not finished: {first.id}\n"

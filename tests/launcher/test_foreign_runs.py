@@ -193,7 +193,7 @@ def test_s12_an_event_without_one_of_its_fields_has_its_default_or_is_passed_ove
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "reason"),
+    ("location", "value", "reason"),
     [
         (("version",), True, "record version True is not known"),
         (("created",), 1e300, "created: Input should be less than"),
@@ -212,17 +212,17 @@ def test_s12_an_event_without_one_of_its_fields_has_its_default_or_is_passed_ove
     ],
 )
 def test_s12_a_record_that_cannot_be_read_is_a_row_with_its_reason(
-    root: Path, place: tuple[Any, ...], value: Any, reason: str
+    root: Path, location: tuple[Any, ...], value: Any, reason: str
 ) -> None:
-    write(root, altered(whole_record("evil"), place[:-1], {**_at(place[:-1]), place[-1]: value}))
+    write(root, altered(whole_record("evil"), location[:-1], {**_at(location[:-1]), location[-1]: value}))
     rows = {it.run_id: it for it in ls(root)}
     assert (rows["good-1"].state, rows["evil"].state) == (RunState.FAILED, RunState.UNKNOWN)
     assert re.search(reason, str(rows["evil"].reason)), rows["evil"].reason
 
 
-def _at(place: tuple[Any, ...]) -> Any:
+def _at(location: tuple[Any, ...]) -> Any:
     found: Any = whole_record("evil")
-    for key in place:
+    for key in location:
         found = found[key]
     return found
 

@@ -228,17 +228,17 @@ def test_a_branch_is_a_new_run_from_a_checkpoint_of_another(fakes: Fakes) -> Non
     assert other.record.made_from == run.id
     assert other.record.spec["task"]["max_steps"] == 16
     assert [it.step for it in run.checkpoints()] == [2, 4]
-    assert pinned(run.home.store, time.time()) == {2}
+    assert pinned(run.run_store.store, time.time()) == {2}
     assert len(run.attempts) == 1
     with pytest.raises(CheckpointError, match="no usable checkpoint of step 3"):
         run.branch(step=3)
     for change, path in (("task.max_steps=2", "task.max_steps"), ("task.no_such=1", "task.no_such")):
         with pytest.raises(SmLlmError, match=path):
             run.branch(change, step=4)
-    assert pinned(run.home.store, time.time()) == {2}, "a refused branch pins nothing"
+    assert pinned(run.run_store.store, time.time()) == {2}, "a refused branch pins nothing"
     with pytest.raises(SmLlmError, match="max_steps"):
         run.branch("task.max_steps=1", step=2)
-    assert pinned(run.home.store, time.time()) == {2}, "nor does it release what another branch needs"
+    assert pinned(run.run_store.store, time.time()) == {2}, "nor does it release what another branch needs"
 
 
 # --- the record
@@ -351,7 +351,7 @@ def test_a_run_on_another_machine_is_asked_by_a_stop_file(fakes: Fakes) -> None:
 
     def as_of(host: str, native_id: str) -> None:
         update = {"host": host, "native_id": native_id}
-        run.home.update(lambda held: held.with_attempt(held.attempts[0].model_copy(update=update)))
+        run.run_store.update(lambda held: held.with_attempt(held.attempts[0].model_copy(update=update)))
 
     as_of("elsewhere", "1")
     with pytest.raises(SubmitError, match="runs on elsewhere"):

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def home(bucket: str, fault_proxy: Any) -> RunStore:
+def run_store(bucket: str, fault_proxy: Any) -> RunStore:
     return run_store_at(f"s3://{bucket}/runs/x", {"endpoint_url": fault_proxy.endpoint})
 
 
 @pytest.fixture
-def periodics(home: RunStore, fault_proxy: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PeriodicTask]]:
+def periodics(run_store: RunStore, fault_proxy: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PeriodicTask]]:
     """What reports an attempt, in quick rounds, with a beat in each."""
     monkeypatch.setitem(PeriodicTask.__init__.__kwdefaults__, "round_seconds", 0.01)
     monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.0)
-    found = store_tasks(home, 1)
+    found = store_tasks(run_store, 1)
     yield found
     fault_proxy.set()
     for it in found:  # to their end: what they have to tell is nothing for the next test's output
@@ -50,13 +50,13 @@ def test_a_beat_that_fails_and_the_one_after_it_are_over_before_silence_means_de
 
 
 def test_a_beat_is_sent_again_soon_when_the_store_hangs(
-    home: Any, fault_proxy: Any, rule: Any, monkeypatch: pytest.MonkeyPatch
+    run_store: Any, fault_proxy: Any, rule: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(heartbeat.CONFIG, "read_timeout", 0.5)
     fault_proxy.set(rule("PUT .*/alive", "hang", seconds=30))
-    heartbeat.Heartbeat(heartbeat.impatient(home.store), 1).beat()
+    heartbeat.Heartbeat(heartbeat.impatient(run_store.store), 1).beat()
     assert fault_proxy.count("PUT .*/alive") == 2
-    assert heartbeat.silence(home.store) is not None
+    assert heartbeat.silence(run_store.store) is not None
 
 
 @pytest.mark.parametrize("held_up", ["GET .*/stop", "GET .*prefix=runs.*events"])

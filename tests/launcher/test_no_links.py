@@ -61,23 +61,23 @@ def test_channels_are_links_where_there_are_links(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("before", ["nothing", "link", "folder"])
 def test_F11_the_result_is_a_folder_of_hard_links(before: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    home = FolderRunStore(tmp_path / "run")
-    link = home.root / RESULT_LINK
-    places = [home.root / "final" / name for name in ("old", "new")]
-    for place in places:
-        (place / "tokenizer").mkdir(parents=True)
-        (place / "tokenizer" / "a.json").write_text(place.name)
+    run_store = FolderRunStore(tmp_path / "run")
+    link = run_store.root / RESULT_LINK
+    locations = [run_store.root / "final" / name for name in ("old", "new")]
+    for location in locations:
+        (location / "tokenizer").mkdir(parents=True)
+        (location / "tokenizer" / "a.json").write_text(location.name)
     if before == "link":
-        link_result(home, places[0])
+        link_result(run_store, locations[0])
         assert link.is_symlink()
     request.getfixturevalue("no_links")
     if before == "folder":
-        link_result(home, places[0])
-    link_result(home, places[1])
+        link_result(run_store, locations[0])
+    link_result(run_store, locations[1])
     assert link.is_dir()
     assert not link.is_symlink()
     assert (link / "tokenizer" / "a.json").read_text() == "new"
-    assert (link / "tokenizer" / "a.json").stat().st_ino == (places[1] / "tokenizer" / "a.json").stat().st_ino
+    assert (link / "tokenizer" / "a.json").stat().st_ino == (locations[1] / "tokenizer" / "a.json").stat().st_ino
 
 
 @pytest.mark.integration
@@ -86,7 +86,7 @@ def test_F11_a_run_with_data_and_pretrained_weights_needs_no_links(tmp_path: Pat
     (tmp_path / "without").mkdir()
     (tmp_path / "without" / "sitecustomize.py").write_text(NO_LINKS)
     (tmp_path / "rows").mkdir()
-    rows = [{"input_ids": [(3 * number + place) % 500 for place in range(16)]} for number in range(8)]
+    rows = [{"input_ids": [(3 * number + location) % 500 for location in range(16)]} for number in range(8)]
     (tmp_path / "rows" / "a.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = f"task.data={{format: json_rows, train: {tmp_path}/rows, seq_length: 16}}"
     path = os.pathsep.join([str(tmp_path / "without"), str(ROOT)])

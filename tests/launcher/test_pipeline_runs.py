@@ -125,7 +125,7 @@ def test_f01_a_hand_written_step_trains_for_every_value_and_for_a_spent_cache(
     assert reported["0.001/7"][1] != reported["0.001/0"][1]
     first = attach(f"{base}/0.001/0")
     assert first.attempts[-1].native_id.endswith("pipelines-x-train-3"), "the fourth execution, whose cache was off"
-    assert first.home.store.get("ckpt/retired/pipelines-x-train-0/final.json") is not None
+    assert first.run_store.store.get("ckpt/retired/pipelines-x-train-0/final.json") is not None
 
 
 @pytest.mark.integration
@@ -155,15 +155,15 @@ def test_steps_are_cached_and_what_follows_reads_what_exists(
     assert third == {"prepare": "cached", "train": "ran", "register": "ran"}
     requests = [asked for name, asked in sagemaker_double.requests if name == "CreateModelPackage"]
     containers = [it["InferenceSpecification"]["Containers"][0] for it in requests]
-    places = [it["ModelDataSource"]["S3DataSource"]["S3Uri"] for it in containers]
-    assert len(places) == 2, "an equal result is registered once"
-    for place, steps in zip(places, (3, 5), strict=True):
-        uri = place.partition("/final/")[0]
+    locations = [it["ModelDataSource"]["S3DataSource"]["S3Uri"] for it in containers]
+    assert len(locations) == 2, "an equal result is registered once"
+    for location, steps in zip(locations, (3, 5), strict=True):
+        uri = location.partition("/final/")[0]
         commit = find_final(open_store(uri))
         assert commit is not None
         assert commit.meta["steps"] == steps
-        assert place == f"{uri}/{commit.save.data_prefix}"  # the save's files, and nothing beside them
-        folder = open_store(place.rstrip("/"))
+        assert location == f"{uri}/{commit.save.data_prefix}"  # the save's files, and nothing beside them
+        folder = open_store(location.rstrip("/"))
         assert {it.key for it in folder.list("")} == {entry.path for entry in commit.files}
         # the worker wrote the records that no launcher could
         run = attach(uri)

@@ -56,10 +56,10 @@ def fit_shows(found: Plan, storage: Path) -> str:
     """What ``fit`` prints first, of a run that was just recorded."""
     loaded = load({"name": "x", "task": found.job.task.model_dump()}, environ={})
     record = new_record("x-1", loaded.spec, loaded.digest, {}, [found.to_json()], created=0.0)
-    home = run_store_at(str(storage / "x-1"), {})
-    home.create(record)
+    run_store = run_store_at(str(storage / "x-1"), {})
+    run_store.create(record)
     console = Console(file=io.StringIO(), width=200)
-    begin(Run(home), console)
+    begin(Run(run_store), console)
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 

@@ -27,7 +27,7 @@ LEAVES_CWD = "pathlib.Path({!r}).write_text(os.readlink(f'/proc/{{os.getppid()}}
 
 def name_folder(run: Run, folder: Path) -> None:
     """As somebody who may write the record would."""
-    run.home.update(lambda record: record.model_copy(update={"host": {**record.host, "folder": str(folder)}}))
+    run.run_store.update(lambda record: record.model_copy(update={"host": {**record.host, "folder": str(folder)}}))
 
 
 @pytest.fixture

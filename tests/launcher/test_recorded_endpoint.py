@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import StorageError, SubmitError
-from sm_llm.launcher.backends.sagemaker.pipelines.workflows import step_home
+from sm_llm.launcher.backends.sagemaker.pipelines.workflows import step_run_store
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
 from sm_llm.launcher.run import Run
 from sm_llm.runs import locate
@@ -34,7 +34,7 @@ def point_elsewhere(run: Run, endpoint: str = EVIL) -> None:
         options = {**record.spec["storage_options"], "endpoint_url": endpoint}
         return record.model_copy(update={"spec": {**record.spec, "storage_options": options}})
 
-    run.home.update(change)
+    run.run_store.update(change)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_s10_the_endpoint_of_a_record_is_not_used_and_reported(finished: Run, ca
     with caplog.at_level(logging.WARNING):
         again = Run(finished.uri)
     assert again.state is RunState.COMPLETED
-    assert again.home.store.client.meta.endpoint_url != EVIL
+    assert again.run_store.store.client.meta.endpoint_url != EVIL
     assert EVIL in caplog.text
 
 
@@ -72,8 +72,8 @@ def test_s10_a_launch_remembers_how_it_reached_its_run_and_no_record_changes_tha
 
 
 def test_the_users_own_endpoint_needs_no_confirmation(finished: Run, s3_fakes: Fakes) -> None:
-    assert locate.is_own_endpoint(finished.home, s3_fakes.options["endpoint_url"])
-    assert not locate.is_own_endpoint(finished.home, EVIL)
+    assert locate.is_own_endpoint(finished.run_store, s3_fakes.options["endpoint_url"])
+    assert not locate.is_own_endpoint(finished.run_store, EVIL)
 
 
 def test_a_record_of_another_user_in_a_shared_folder_is_not_the_users_own(
@@ -83,7 +83,7 @@ def test_a_record_of_another_user_in_a_shared_folder_is_not_the_users_own(
     run = fakes.launch()
     fakes.end(run)
     point_elsewhere(run)
-    assert locate.is_own_endpoint(run.home, EVIL)
+    assert locate.is_own_endpoint(run.run_store, EVIL)
     monkeypatch.setattr("os.getuid", lambda: 12345)
     with pytest.raises(SubmitError, match="nothing of yours names"):
         run.rerun()
@@ -106,14 +106,14 @@ def test_s10_metadata_services_are_no_stores(host: str, aws_environment: None) -
 def test_s10_a_name_is_judged_by_every_address_that_it_has(
     monkeypatch: pytest.MonkeyPatch, aws_environment: None
 ) -> None:
-    places = [(2, 1, 6, "", ("203.0.113.7", 0)), (10, 1, 6, "", ("fe80::1%2", 0, 0, 2))]
-    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: places)
+    locations = [(2, 1, 6, "", ("203.0.113.7", 0)), (10, 1, 6, "", ("fe80::1%2", 0, 0, 2))]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: locations)
     with pytest.raises(StorageError, match="metadata service"):
         S3Store("bkt", "", S3Options(endpoint_url="http://storage.example")).list("")
 
 
 def test_what_was_remembered_is_read_as_data(finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    (finished.home.root / "reached.json").write_text(json.dumps([1]))
+    (finished.run_store.root / "reached.json").write_text(json.dumps([1]))
     assert Run(finished.uri).state is RunState.COMPLETED
 
 
@@ -134,9 +134,9 @@ def workflow(body: bytes) -> Any:
 
 
 def test_s10_a_step_of_a_pipeline_is_reached_as_its_workflow_is(aws_environment: None) -> None:
-    home: Any = step_home(workflow(json.dumps(DEFINITION).encode()), "a")
-    assert home.uri == "s3://bkt/step"
-    assert home.store.client.meta.endpoint_url == "http://127.0.0.1:10"
+    run_store: Any = step_run_store(workflow(json.dumps(DEFINITION).encode()), "a")
+    assert run_store.uri == "s3://bkt/step"
+    assert run_store.store.client.meta.endpoint_url == "http://127.0.0.1:10"
 
 
 @pytest.mark.parametrize(
@@ -146,14 +146,14 @@ def test_s10_a_step_of_a_pipeline_is_reached_as_its_workflow_is(aws_environment:
 )  # fmt: skip
 def test_4_a_stored_definition_that_is_none_is_an_error_in_words(body: bytes) -> None:
     with pytest.raises(StorageError, match=r"s3://bkt/w/definition\.json: cannot be used"):
-        step_home(workflow(body), "a")
+        step_run_store(workflow(body), "a")
 
 
 def test_4_an_option_of_a_record_that_is_not_a_text_is_not_used(aws_environment: None) -> None:
-    home = run_store_at("s3://bkt/w", S3Options(endpoint_url="http://127.0.0.1:10"))
+    run_store = run_store_at("s3://bkt/w", S3Options(endpoint_url="http://127.0.0.1:10"))
     record = workflow(b"").record()
     options = {"region": True, "kms_key_id": False, "shared_with_group": True, "storage_class": "STANDARD"}
     record = record.model_copy(update={"spec": {**record.spec, "storage_options": options}})
-    found: Any = locate.with_recorded_options(home, record)
+    found: Any = locate.with_recorded_options(run_store, record)
     assert (found.store.options.region, found.store.options.kms_key_id) == (None, None)
     assert (found.store.options.shared_with_group, found.store.options.storage_class) == (True, "STANDARD")

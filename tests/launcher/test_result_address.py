@@ -10,9 +10,9 @@ import pytest
 from sm_llm.errors import PlanError
 from sm_llm.launcher.backends.sagemaker.sdk.estimators import estimator
 from sm_llm.launcher.planner import plan
-from sm_llm.launcher.planning.input_places import assert_inputs_exist
-from sm_llm.launcher.planning.local_places import local_folder
-from sm_llm.runs.results import link_result, result_place
+from sm_llm.launcher.planning.input_locations import assert_inputs_exist
+from sm_llm.launcher.planning.local_paths import local_folder
+from sm_llm.runs.results import link_result, result_location
 from sm_llm.runs.run_store import run_store_at
 from sm_llm.storage.publication.publish import new_save, publish, seal
 from sm_llm.storage.uri import open_store
@@ -42,9 +42,9 @@ def test_C12_without_links_the_address_still_names_the_folder(tmp_path: Path) ->
     found = local_folder(str(run / "result" / "train"))
     assert found is not None
     assert (found / "x.txt").read_text() == "x"
-    home = run_store_at(str(run), {})
+    run_store = run_store_at(str(run), {})
     for _ in range(2):
-        link_result(home, result_place(home, "run"))
+        link_result(run_store, result_location(run_store, "run"))
         assert (run / "result" / "train" / "x.txt").read_text() == "x"
     assert sorted(it.name for it in run.iterdir() if it.name.startswith(".result")) == []
 
@@ -55,8 +55,8 @@ def test_C12_a_result_in_s3_is_looked_for_before_a_launch(tmp_path: Path, bucket
     open_store(f"s3://{bucket}/begun", options).put_if_absent("run.json", b"{}")
     task = {"kind": "prepare", "seq_length": 16, "train_tokenizer": {"vocab_size": 300}}
 
-    def poll(place: str) -> str:
-        sources = {**task, "sources": [f"s3://{bucket}/{place}"]}
+    def poll(location: str) -> str:
+        sources = {**task, "sources": [f"s3://{bucket}/{location}"]}
         try:
             assert_inputs_exist(plan({"name": "x", "task": sources, "storage_options": options}))
         except PlanError as error:
@@ -86,8 +86,8 @@ def test_C12_an_estimator_reports_the_address_and_a_step_takes_it_or_the_artifac
     second = estimator(job("second", task=script), sagemaker_session=session)
     two = TrainingStep("two", step_args=second.fit(inputs), depends_on=[one])
     found = json.loads(Pipeline("p", steps=[one, two], sagemaker_session=session).definition())["Steps"][1]
-    places = {
+    locations = {
         it["ChannelName"]: it["DataSource"]["S3DataSource"]["S3Uri"] for it in found["Arguments"]["InputDataConfig"]
     }
-    assert places["model"] == {"Get": "Steps.one.ModelArtifacts.S3ModelArtifacts"}
-    assert places["same"] == f"{first.run_uri}/result/"
+    assert locations["model"] == {"Get": "Steps.one.ModelArtifacts.S3ModelArtifacts"}
+    assert locations["same"] == f"{first.run_uri}/result/"

@@ -30,28 +30,28 @@ class Flow:
 
     def __init__(self, root: Path) -> None:
         steps = {name: {"task": TASK} for name in NAMES}
-        self.home = FolderRunStore(root)
+        self.run_store = FolderRunStore(root)
         record = new_record(
             "flow-1", WorkflowSpec.model_validate({"name": "flow", "steps": steps}), "", {}, [], created=1.0
         )
-        self.home.create(record.with_attempt(Attempt(number=2, native_id="7", started=100.0)))
+        self.run_store.create(record.with_attempt(Attempt(number=2, native_id="7", started=100.0)))
         for name in NAMES:
             job = JobSpec.model_validate({"name": name, "task": TASK})
-            self.home.below("steps", name).create(new_record(f"flow-1-{name}", job, "", {}, [], created=1.0))
+            self.run_store.below("steps", name).create(new_record(f"flow-1-{name}", job, "", {}, [], created=1.0))
 
     def ran(self, step: str, number: int, started: float, state: RunState, line: str) -> None:
         """An attempt of a step that has ended, and what it printed."""
-        home = self.home.below("steps", step)
-        log = home.paths.node_log(number, 0)
+        run_store = self.run_store.below("steps", step)
+        log = run_store.paths.node_log(number, 0)
         log.parent.mkdir(parents=True)
         log.write_text(f"{line}\n")
         ended = Attempt(number=number, native_id="8", started=started, ended=started + 1, state=state)
-        home.update(lambda record: record.with_attempt(ended))
+        run_store.update(lambda record: record.with_attempt(ended))
 
     def end(self) -> None:
         """The workflow's newest attempt fails."""
         ended = Attempt(number=2, native_id="7", started=100.0, ended=120.0, state=RunState.FAILED)
-        self.home.update(lambda record: record.with_attempt(ended))
+        self.run_store.update(lambda record: record.with_attempt(ended))
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def followed(flow: Flow, monkeypatch: pytest.MonkeyPatch, *happens: Callable[[],
     """The lines of the workflow, followed while one thing after the other happens between two looks."""
     coming = iter(happens)
     monkeypatch.setattr(run_logs, "time", SimpleNamespace(sleep=lambda _: next(coming)()))
-    with hold(flow.home.root):
-        return list(Run(flow.home).logs(follow=True))
+    with hold(flow.run_store.root):
+        return list(Run(flow.run_store).logs(follow=True))
 
 
 def test_following_a_resumed_workflow_waits_for_the_new_attempt_of_every_step_it_runs(

@@ -130,7 +130,7 @@ def test_E21_a_run_that_was_asked_to_stop_reports_it_everywhere(
     run = s3_fakes.launch()
     s3_fakes.wait_until(lambda: up(run))
     assert not run.status().progress.stopping
-    home = os.environ["XDG_CACHE_HOME"]
+    run_store = os.environ["XDG_CACHE_HOME"]
     try:
         if there:
             elsewhere()
@@ -140,7 +140,7 @@ def test_E21_a_run_that_was_asked_to_stop_reports_it_everywhere(
         s3_fakes.wait_until(lambda: Run(run.uri).status().progress.stopping)
         s3_fakes.wait_until(lambda: "stop_requested" in [it["kind"] for it in read_events(Run(run.uri).events)])
     finally:
-        s3_fakes.monkeypatch.setenv("XDG_CACHE_HOME", home)
+        s3_fakes.monkeypatch.setenv("XDG_CACHE_HOME", run_store)
         run.stop(now=True, wait=True)
 
 
@@ -297,17 +297,19 @@ def test_a_workflow_in_S3_feeds_its_steps_by_address(s3_fakes: Fakes, elsewhere:
         " assert not job.channels\nprint(job.spec.task.kind); put(None)"
     )
     loaded = load({"name": "flow", "storage": s3_fakes.storage, "storage_options": s3_fakes.options, "steps": steps})
-    home = run_store_at(f"{s3_fakes.storage}/flow-1", s3_fakes.options)
-    home.create(new_record("flow-1", loaded.spec, loaded.digest, {}, [], created=1.0))
-    assert workflow.run_workflow(home, processes.Interrupts()).state is RunState.COMPLETED, "\n".join(Run(home).logs())
+    run_store = run_store_at(f"{s3_fakes.storage}/flow-1", s3_fakes.options)
+    run_store.create(new_record("flow-1", loaded.spec, loaded.digest, {}, [], created=1.0))
+    assert workflow.run_workflow(run_store, processes.Interrupts()).state is RunState.COMPLETED, "\n".join(
+        Run(run_store).logs()
+    )
     elsewhere()
-    there = Run(home.uri)
+    there = Run(run_store.uri)
     assert there.state is RunState.COMPLETED
     assert [it.state for it in there.steps.values()] == [RunState.COMPLETED] * 2
     assert there.result == there.steps["two"].result
     assert list(there.logs()) == ["prepare", "train"]
     assert there.steps["two"].storage == s3_fakes.storage
-    assert Run(f"{home.uri}/steps/two").id == "flow-1-two"
+    assert Run(f"{run_store.uri}/steps/two").id == "flow-1-two"
 
 
 @pytest.mark.integration
@@ -378,10 +380,10 @@ def test_whoever_follows_a_run_bears_a_store_that_is_down_for_a_while(
     there, record, describe = Run(run.uri), S3RunStore.record, Run.describe
     clock = iter(range(100))
 
-    def down_in_the_middle(home: S3RunStore) -> Any:
+    def down_in_the_middle(run_store: S3RunStore) -> Any:
         if 3 <= next(clock) <= 5:
-            raise StorageError(f"{home.uri}: cannot read 'run.json': no answer")
-        return record(home)
+            raise StorageError(f"{run_store.uri}: cannot read 'run.json': no answer")
+        return record(run_store)
 
     def running_at_first(self: Run) -> tuple[RunState, str | None]:
         found = describe(self)
@@ -457,7 +459,7 @@ def test_a_claim_without_a_process_is_not_a_running_run(s3_fakes: Fakes) -> None
     s3_fakes.use("put(2); raise ValueError('x')")
     run = s3_fakes.launch()
     s3_fakes.end(run)
-    run.home.claim(Attempt.claim(2))
+    run.run_store.claim(Attempt.claim(2))
     assert run.state is RunState.INTERRUPTED, "its launcher was killed"
     s3_fakes.use("put(None)")
     again = s3_fakes.launch()

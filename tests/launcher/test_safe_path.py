@@ -24,12 +24,12 @@ USERS_PROGRAM = "contract/program.py"
 def test_s04_a_run_started_beside_files_named_like_modules_runs_none_of_them(
     fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = tmp_path / "somebody-elses"
-    place.mkdir()
+    location = tmp_path / "somebody-elses"
+    location.mkdir()
     mark = str(tmp_path / "EXECUTED")
     for name in SHADOWED:
-        (place / f"{name}.py").write_text(f"open({mark!r}, 'a').write({name!r})\nraise ImportError\n")
-    monkeypatch.chdir(place)
+        (location / f"{name}.py").write_text(f"open({mark!r}, 'a').write({name!r})\nraise ImportError\n")
+    monkeypatch.chdir(location)
     fakes.use("put(None)")
     run = fakes.launch()
     assert fakes.end(run) is RunState.COMPLETED, run.logs()

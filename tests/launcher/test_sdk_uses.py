@@ -94,7 +94,7 @@ def test_S12_23_nobody_waits_for_a_run_that_was_never_started(calls: list[Any]) 
     run = attach(est.run_uri)
     assert run.describe() == (RunState.PENDING, "is being started")
     early = run.record.model_copy(update={"created": run.record.created - STARTING_SECONDS})
-    run.home.update(lambda held: early)
+    run.run_store.update(lambda held: early)
     with pytest.raises(RunFailed, match="was never started"):
         run.wait()
 
@@ -106,7 +106,7 @@ def test_S12_23_a_step_waits_for_its_pipeline(calls: list[Any]) -> None:
     defined(TrainingStep("a", step_args=est.fit(wait=False)), session=est.sagemaker_session)
     run = attach(est.run_uri)
     early = run.record.model_copy(update={"created": run.record.created - STARTING_SECONDS})
-    run.home.update(lambda held: early)
+    run.run_store.update(lambda held: early)
     assert run.describe() == (RunState.PENDING, "its pipeline has not started it yet")
 
 

@@ -10,7 +10,7 @@ import pytest
 from sm_llm.errors import PlanError, SpecError
 from sm_llm.launcher.planner import plan
 from sm_llm.launcher.planning.source_contents import WANTED
-from sm_llm.spec.base import SpecModel, place_use
+from sm_llm.spec.base import SpecModel, location_use
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.schema import blocks
 
@@ -25,8 +25,8 @@ PREPARE: dict[str, Any] = {"kind": "prepare", "sources": ["texts/a.txt"], "seq_l
 
 
 def of_data(form: str, field: str) -> Callable[[str], dict[str, Any]]:
-    def task(place: str) -> dict[str, Any]:
-        return {**TRAIN, "data": {"format": form, "seq_length": 16, "train": "s3://bucket/rows", field: place}}
+    def task(location: str) -> dict[str, Any]:
+        return {**TRAIN, "data": {"format": form, "seq_length": 16, "train": "s3://bucket/rows", field: location}}
 
     return task
 
@@ -36,22 +36,22 @@ TASKS: dict[tuple[str, str], Callable[[str], dict[str, Any]]] = {
     ("RowsData", "validation"): of_data("rows", "validation"),
     ("JsonRowsData", "train"): of_data("json_rows", "train"),
     ("JsonRowsData", "validation"): of_data("json_rows", "validation"),
-    ("TrainTask", "tokenizer"): lambda place: {**TRAIN, "tokenizer": place},
-    ("PrepareTask", "tokenizer"): lambda place: {**PREPARE, "tokenizer": place},
-    ("PrepareTask", "sources"): lambda place: {**PREPARE, "sources": [place]},
-    ("ModelSpec", "path"): lambda place: {**TRAIN, "model": {"path": place}},
-    ("PretrainedStart", "pretrained"): lambda place: {**TRAIN, "start": {"pretrained": place}},
-    ("CheckpointStart", "checkpoint"): lambda place: {**TRAIN, "start": {"checkpoint": place}},
-    ("ConvertTask", "source"): lambda place: {"kind": "convert", "to": "hf", "source": place},
-    ("ConvertTask", "config"): lambda place: {
+    ("TrainTask", "tokenizer"): lambda location: {**TRAIN, "tokenizer": location},
+    ("PrepareTask", "tokenizer"): lambda location: {**PREPARE, "tokenizer": location},
+    ("PrepareTask", "sources"): lambda location: {**PREPARE, "sources": [location]},
+    ("ModelSpec", "path"): lambda location: {**TRAIN, "model": {"path": location}},
+    ("PretrainedStart", "pretrained"): lambda location: {**TRAIN, "start": {"pretrained": location}},
+    ("CheckpointStart", "checkpoint"): lambda location: {**TRAIN, "start": {"checkpoint": location}},
+    ("ConvertTask", "source"): lambda location: {"kind": "convert", "to": "hf", "source": location},
+    ("ConvertTask", "config"): lambda location: {
         "kind": "convert",
         "to": "hf",
         "source": "s3://bucket/w",
-        "config": place,
+        "config": location,
     },
-    ("ScriptTask", "source"): lambda place: {"kind": "script", "entry": "train.py", "source": place},
+    ("ScriptTask", "source"): lambda location: {"kind": "script", "entry": "train.py", "source": location},
 }
-PLACES = ("nowhere", "empty", "pictures", "pictures/a.png", "nothing", "broken")
+LAYOUTS = ("nowhere", "empty", "pictures", "pictures/a.png", "nothing", "broken")
 
 
 def source_fields_of(kind: type[SpecModel], seen: set[type]) -> Iterator[tuple[str, str]]:
@@ -59,7 +59,7 @@ def source_fields_of(kind: type[SpecModel], seen: set[type]) -> Iterator[tuple[s
         return
     seen.add(kind)
     for name, field in kind.model_fields.items():
-        if place_use(field) == "source":
+        if location_use(field) == "source":
             yield kind.__name__, name
         for inner in blocks(field.annotation):
             yield from source_fields_of(inner, seen)
@@ -101,9 +101,9 @@ def refused(task: dict[str, Any], **more: Any) -> dict[str, str]:
 
 @pytest.mark.parametrize("field", TASKS, ids=".".join)
 def test_12e_1_a_place_of_another_kind_is_refused(field: tuple[str, str]) -> None:
-    for place in PLACES:
-        found = refused(TASKS[field](place))
-        assert found, place
+    for location in LAYOUTS:
+        found = refused(TASKS[field](location))
+        assert found, location
         assert all(path.startswith("task.") for path in found), found
 
 

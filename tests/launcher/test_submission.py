@@ -23,7 +23,7 @@ SPEC = {"backend": {"name": "local"}, "task": {"kind": "train"}}
 
 
 @pytest.fixture(params=["folder", "s3"])
-def home(request: pytest.FixtureRequest, tmp_path: Path) -> RunStore:
+def run_store(request: pytest.FixtureRequest, tmp_path: Path) -> RunStore:
     """An empty run, in a folder and in S3."""
     if request.param == "folder":
         found = run_store_at(tmp_path / "job-1")
@@ -34,7 +34,7 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> RunStore:
     return found
 
 
-class Place:
+class Location:
     """A place where jobs run: ``start`` is what it does with a workflow."""
 
     def __init__(self, start: Callable[[RunStore, int], str], known_id: str = "") -> None:
@@ -43,8 +43,8 @@ class Place:
         self.holds = False
 
     @contextmanager
-    def starting(self, home: RunStore, number: int, submission: None) -> Iterator[Attempt]:
-        assert home.record().next_attempt == number
+    def starting(self, run_store: RunStore, number: int, submission: None) -> Iterator[Attempt]:
+        assert run_store.record().next_attempt == number
         self.holds = True
         yield Attempt.claim(number, self.known_id)
         self.holds = False
@@ -52,116 +52,118 @@ class Place:
     def render_workflow(self, *_: object) -> list[Submission]:
         raise NotImplementedError
 
-    def step_home(self, home: RunStore, step: str) -> RunStore:
+    def step_run_store(self, run_store: RunStore, step: str) -> RunStore:
         raise NotImplementedError
 
 
-def submit(home: RunStore, place: Any, change: Change | None = None) -> str:
-    return submit_workflow(place, home, 1, change)
+def submit(run_store: RunStore, location: Any, change: Change | None = None) -> str:
+    return submit_workflow(location, run_store, 1, change)
 
 
-def fails(home: RunStore, number: int) -> str:
+def fails(run_store: RunStore, number: int) -> str:
     raise SubmitError("no capacity")
 
 
 @pytest.mark.parametrize("known", ["", "job-7"])
-def test_the_native_id_is_in_the_record_once_it_is_known(home: RunStore, known: str) -> None:
+def test_the_native_id_is_in_the_record_once_it_is_known(run_store: RunStore, known: str) -> None:
     seen = []
 
-    def start(home: RunStore, number: int) -> str:
-        seen.extend(home.record().attempts)
+    def start(run_store: RunStore, number: int) -> str:
+        seen.extend(run_store.record().attempts)
         return "job-7"
 
-    place = Place(start, known)
-    assert submit(home, place) == "job-7"
-    assert not place.holds
-    if home.is_remote:
+    location = Location(start, known)
+    assert submit(run_store, location) == "job-7"
+    assert not location.holds
+    if run_store.is_remote:
         assert [it.native_id for it in seen] == [known], "claimed before it was started"
-    assert [it.native_id for it in home.record().attempts] == ["job-7"]
+    assert [it.native_id for it in run_store.record().attempts] == ["job-7"]
 
 
-def test_what_cannot_be_started_is_undone_while_nobody_else_can_start_it(home: RunStore) -> None:
+def test_what_cannot_be_started_is_undone_while_nobody_else_can_start_it(run_store: RunStore) -> None:
     done: list[Any] = []
-    change = Change(lambda: done.append("made"), lambda: done.append(home.record().attempt(1) is not None))
+    change = Change(lambda: done.append("made"), lambda: done.append(run_store.record().attempt(1) is not None))
     with pytest.raises(SubmitError, match="no capacity"):
-        submit(home, Place(fails), change)
-    assert done == ["made", home.is_remote], "a folder's lock, or the claim in S3, is still held"
-    assert home.record().attempts == ()
+        submit(run_store, Location(fails), change)
+    assert done == ["made", run_store.is_remote], "a folder's lock, or the claim in S3, is still held"
+    assert run_store.record().attempts == ()
 
 
-def test_a_change_that_stops_half_way_is_undone_and_nothing_is_started(home: RunStore) -> None:
+def test_a_change_that_stops_half_way_is_undone_and_nothing_is_started(run_store: RunStore) -> None:
     done = []
 
     def breaks() -> None:
         raise StorageError("disk full")
 
     with pytest.raises(StorageError, match="disk full"):
-        submit(home, Place(lambda *_: pytest.fail("started")), Change(breaks, lambda: done.append("undone")))
+        submit(run_store, Location(lambda *_: pytest.fail("started")), Change(breaks, lambda: done.append("undone")))
     assert done == ["undone"]
-    assert home.record().attempts == ()
+    assert run_store.record().attempts == ()
 
 
-def test_the_claim_is_released_even_where_the_change_cannot_be_undone(home: RunStore) -> None:
+def test_the_claim_is_released_even_where_the_change_cannot_be_undone(run_store: RunStore) -> None:
     def breaks() -> None:
         raise StorageError("disk full")
 
     with pytest.raises(StorageError, match="disk full"):
-        submit(home, Place(fails), Change(undo=breaks))
-    assert home.record().attempts == ()
+        submit(run_store, Location(fails), Change(undo=breaks))
+    assert run_store.record().attempts == ()
 
 
-def test_an_attempt_of_which_nobody_knows_whether_it_runs_is_kept(home: RunStore) -> None:
-    def unanswered(home: RunStore, number: int) -> str:
+def test_an_attempt_of_which_nobody_knows_whether_it_runs_is_kept(run_store: RunStore) -> None:
+    def unanswered(run_store: RunStore, number: int) -> str:
         raise MayRun("no answer")
 
     with pytest.raises(MayRun):
-        submit(home, Place(unanswered, "job-7"), Change(undo=lambda: pytest.fail("undone")))
-    if home.is_remote:
-        assert [it.native_id for it in home.record().attempts] == ["job-7"]
+        submit(run_store, Location(unanswered, "job-7"), Change(undo=lambda: pytest.fail("undone")))
+    if run_store.is_remote:
+        assert [it.native_id for it in run_store.record().attempts] == ["job-7"]
 
 
-def test_an_attempt_that_has_recorded_itself_keeps_its_record(home: RunStore) -> None:
+def test_an_attempt_that_has_recorded_itself_keeps_its_record(run_store: RunStore) -> None:
     """Ctrl-C in the launcher reaches no supervisor, which records how its attempt ends."""
 
-    def begins(home: RunStore, number: int) -> str:
-        home.update(lambda held: held.with_attempt(Attempt.claim(number, "4711")))
+    def begins(run_store: RunStore, number: int) -> str:
+        run_store.update(lambda held: held.with_attempt(Attempt.claim(number, "4711")))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        submit(home, Place(begins), Change(undo=lambda: pytest.fail("undone")))
-    assert [it.native_id for it in home.record().attempts] == ["4711"]
+        submit(run_store, Location(begins), Change(undo=lambda: pytest.fail("undone")))
+    assert [it.native_id for it in run_store.record().attempts] == ["4711"]
 
 
-def test_a_started_job_that_the_record_cannot_hold_is_named(home: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_started_job_that_the_record_cannot_hold_is_named(
+    run_store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuses(*_: Any) -> None:
         raise StorageError("no space left")
 
-    def start(home: RunStore, number: int) -> str:
-        monkeypatch.setattr(type(home), "update", refuses)
+    def start(run_store: RunStore, number: int) -> str:
+        monkeypatch.setattr(type(run_store), "update", refuses)
         return "job-7"
 
     with pytest.raises(MayRun, match="job-7 was started, but the run's record does not hold it: no space left"):
-        submit(home, Place(start))
+        submit(run_store, Location(start))
 
 
-def test_a_place_that_is_busy_claims_nothing(home: RunStore) -> None:
-    class Busy(Place):
+def test_a_place_that_is_busy_claims_nothing(run_store: RunStore) -> None:
+    class Busy(Location):
         @contextmanager
-        def starting(self, home: RunStore, number: int, submission: None) -> Iterator[Attempt]:
+        def starting(self, run_store: RunStore, number: int, submission: None) -> Iterator[Attempt]:
             raise LaunchRefused("is running already")
             yield
 
     with pytest.raises(LaunchRefused):
-        submit(home, Busy(fails), Change(lambda: pytest.fail("made"), lambda: pytest.fail("undone")))
-    assert home.record().attempts == ()
+        submit(run_store, Busy(fails), Change(lambda: pytest.fail("made"), lambda: pytest.fail("undone")))
+    assert run_store.record().attempts == ()
 
 
-def test_a_claim_of_a_job_that_exists_is_kept_though_its_start_failed(home: RunStore) -> None:
+def test_a_claim_of_a_job_that_exists_is_kept_though_its_start_failed(run_store: RunStore) -> None:
     """As of an estimator's ``fit``, which also raises where the job that it waited for has failed."""
-    with pytest.raises(RuntimeError), claimed(home, Attempt.claim(1, "job-7"), exists=lambda: True):
+    with pytest.raises(RuntimeError), claimed(run_store, Attempt.claim(1, "job-7"), exists=lambda: True):
         raise RuntimeError("the job failed")
-    assert [it.native_id for it in home.record().attempts] == (["job-7"] if home.is_remote else [])
-    number = home.record().next_attempt
-    with pytest.raises(RuntimeError), claimed(home, Attempt.claim(number, "job-8")):
+    assert [it.native_id for it in run_store.record().attempts] == (["job-7"] if run_store.is_remote else [])
+    number = run_store.record().next_attempt
+    with pytest.raises(RuntimeError), claimed(run_store, Attempt.claim(number, "job-8")):
         raise RuntimeError("refused")
-    assert home.record().next_attempt == number
+    assert run_store.record().next_attempt == number

@@ -60,37 +60,37 @@ def commands() -> dict[str, Any]:
 
 def test_every_suggested_command_has_its_verb_and_options() -> None:
     known, wrong, seen = commands(), [], 0
-    for place, text in texts():
+    for location, text in texts():
         for verb, rest in _COMMAND.findall(text):
             seen += 1
             words = [it.rstrip(".:") for it in rest.split()]
             is_group = bool(getattr(known.get(verb), "commands", None))
             name = f"{verb} {words[0]}" if words and is_group and not words[0].startswith("-") else verb
             if name not in known:
-                wrong.append(f"{place}: there is no verb {name!r} in {text[:90]!r}")
+                wrong.append(f"{location}: there is no verb {name!r} in {text[:90]!r}")
                 continue
             options = {it for parameter in known[name].params for it in (*parameter.opts, *parameter.secondary_opts)}
             lacking = {word for word in words if word.startswith("-")} - options - {"--help", "-h", "-"}
-            wrong += [f"{place}: {name} has no {option}" for option in lacking]
+            wrong += [f"{location}: {name} has no {option}" for option in lacking]
     assert not wrong
     assert seen > 60, "they are found at all"
 
 
 def test_E17_no_printed_command_names_a_placeholder_for_what_is_known() -> None:
     wrong = []
-    for place, text in texts(printed_only=True):
+    for location, text in texts(printed_only=True):
         for verb, rest in _COMMAND.findall(text):
             bare = {it.strip(".:,") for it in rest.split()} & {"RUN", "JOB", "FILE", "STEP", "SPEC", "NAME"}
-            wrong += [f"{place}: sm-llm {verb}{rest}"] if bare else []
+            wrong += [f"{location}: sm-llm {verb}{rest}"] if bare else []
             if verb in ("fit", "plan") and not [it for it in rest.split() if not it.startswith("-")]:
-                wrong.append(f"{place}: sm-llm {verb}{rest} has no specification")
+                wrong.append(f"{location}: sm-llm {verb}{rest} has no specification")
     assert not wrong
 
 
 def test_E17_a_printed_change_is_key_value() -> None:
     wrong = [
-        f"{place}: {text[:90]}"
-        for place, text in texts(printed_only=True)
+        f"{location}: {text[:90]}"
+        for location, text in texts(printed_only=True)
         if re.search(r"\b(?:State|Set|Write) task(?:\.\w+)+: ", text)
     ]
     assert not wrong
@@ -106,10 +106,12 @@ def is_known(path: str) -> bool:
 
 
 def test_every_suggested_change_is_of_a_field() -> None:
-    found = [(place, path) for place, text in texts() for path in _CHANGE.findall(text)]
+    found = [(location, path) for location, text in texts() for path in _CHANGE.findall(text)]
     # In docstrings task.x, and backend.KEY, stand for any field, and X for what is filled in.
     wrong = [
-        f"{place}: {path}" for place, path in found if not path.endswith((".x", ".X", ".KEY")) and not is_known(path)
+        f"{location}: {path}"
+        for location, path in found
+        if not path.endswith((".x", ".X", ".KEY")) and not is_known(path)
     ]
     assert not wrong
     assert len(found) > 10

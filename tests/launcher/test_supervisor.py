@@ -229,11 +229,11 @@ def test_an_attempt_that_ends_while_it_is_read_is_reported_as_it_ended(
     assert fakes.end(run) is RunState.FAILED
     ended = run.attempts[-1]
     opened = ended.model_copy(update={"state": None, "reason": None, "ended": None})
-    run.home.update(lambda record: record.with_attempt(opened))
+    run.run_store.update(lambda record: record.with_attempt(opened))
     assert run.state is RunState.INTERRUPTED, "nobody is alive, and nobody wrote how it ended"
 
     def ends(_: Path) -> bool:
-        run.home.update(lambda record: record.with_attempt(ended))
+        run.run_store.update(lambda record: record.with_attempt(ended))
         return False
 
     monkeypatch.setattr(local_run, "is_anyone_alive", ends)
@@ -246,12 +246,12 @@ def test_an_attempt_that_begins_while_it_is_read_is_running(fakes: Fakes, monkey
     run = fakes.launch()
     assert fakes.end(run) is RunState.FAILED
     claimed = Attempt(number=2, native_id="", host="here", started=time.time())
-    run.home.update(lambda record: record.with_attempt(claimed))
+    run.run_store.update(lambda record: record.with_attempt(claimed))
     polls = iter([False, True])
 
     def begins(_: Path) -> bool:
         begun = claimed.model_copy(update={"native_id": "1"})
-        run.home.update(lambda record: record.with_attempt(begun))
+        run.run_store.update(lambda record: record.with_attempt(begun))
         return next(polls)
 
     monkeypatch.setattr(local_run, "is_anyone_alive", begins)
@@ -428,7 +428,7 @@ def test_stop_refuses_a_process_that_is_not_the_runs_supervisor(fakes: Fakes) ->
     with pytest.raises(SubmitError, match="is not running"):
         run.stop()
     with pytest.raises(SubmitError, match="not this run's supervisor"):
-        local_run.signal_supervisor(run.home, os.getpid())
+        local_run.signal_supervisor(run.run_store, os.getpid())
 
 
 def test_attach_finds_runs_by_folder_id_and_name_and_names_what_there_is(fakes: Fakes) -> None:

@@ -188,9 +188,9 @@ def at_once(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> Fakes:
     """``fakes`` whose workflows run in this process, in the folder that their supervisor would be given."""
     monkeypatch.setattr(processes, "kill_descendants", lambda: 0)
 
-    def submit_workflow(self: Any, home: RunStore, attempt: int) -> str:
-        with contextlib.chdir(home.record().host["folder"]):
-            workflow.run_workflow(home, processes.Interrupts())
+    def submit_workflow(self: Any, run_store: RunStore, attempt: int) -> str:
+        with contextlib.chdir(run_store.record().host["folder"]):
+            workflow.run_workflow(run_store, processes.Interrupts())
         return str(attempt)
 
     monkeypatch.setattr(LocalBackend, "submit_workflow", submit_workflow)

@@ -101,11 +101,11 @@ def hub() -> Iterator[str]:
     server.server_close()
 
 
-def ask(home: Path, *names: str, **environment: str) -> dict[str, object]:
+def ask(hub: Path, *names: str, **environment: str) -> dict[str, object]:
     """``read_config`` of hub ids in a fresh process: the hub library reads its settings when it is imported."""
-    settings = {**os.environ, "HF_HOME": str(home), **environment}
+    settings = {**os.environ, "HF_HOME": str(hub), **environment}
     command = [sys.executable, "-c", ASK, *names]
-    done = subprocess.run(command, env=settings, capture_output=True, text=True, check=True, cwd=home)
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, check=True, cwd=hub)
     answers: dict[str, object] = json.loads(done.stdout)
     return answers
 

@@ -59,17 +59,17 @@ def write(folder: Path, values: Arrays, shards: int = 0, **changes: Any) -> Path
         save_file(values, folder / "model.safetensors", metadata={"format": "pt"})
         return folder
     files = [f"model-{number + 1:05d}-of-{shards:05d}.safetensors" for number in range(shards)]
-    places = {name: files[number % shards] for number, name in enumerate(values)}
+    locations = {name: files[number % shards] for number, name in enumerate(values)}
     for file in files:
-        save_file({name: values[name] for name, place in places.items() if place == file}, folder / file)
+        save_file({name: values[name] for name, location in locations.items() if location == file}, folder / file)
     total = sum(value.nbytes for value in values.values())
-    write_index(folder, places, total)
+    write_index(folder, locations, total)
     return folder
 
 
-def write_index(folder: Path, places: dict[str, str], total: Any = None) -> None:
+def write_index(folder: Path, locations: dict[str, str], total: Any = None) -> None:
     metadata = {} if total is None else {"total_size": total}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": metadata, "weight_map": places}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": metadata, "weight_map": locations}))
 
 
 def index(folder: Path) -> dict[str, Any]:
@@ -236,16 +236,16 @@ def test_F10_a_missing_shard_is_named(tmp_path: Path) -> None:
 
 def test_a_tensor_in_another_shard_than_the_index_states_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "w", arrays(), 2)
-    places = index(folder)["weight_map"]
-    first, second = sorted(set(places.values()))
-    write_index(folder, {**places, QUERY: first if places[QUERY] == second else second})
+    locations = index(folder)["weight_map"]
+    first, second = sorted(set(locations.values()))
+    write_index(folder, {**locations, QUERY: first if locations[QUERY] == second else second})
     assert f"does not hold {QUERY}" in message(folder)
 
 
 def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "w", arrays(), 2)
-    places = index(folder)["weight_map"]
-    other = next(file for file in sorted(set(places.values())) if file != places[QUERY])
+    locations = index(folder)["weight_map"]
+    other = next(file for file in sorted(set(locations.values())) if file != locations[QUERY])
     save_file({**load_file(folder / other), QUERY: np.zeros((48, 48), np.float32)}, folder / other)
     assert f"{QUERY} is in several files" in message(folder)
 
@@ -291,9 +291,9 @@ def test_two_sets_of_weights_are_refused(tmp_path: Path) -> None:
 
 def test_tensors_that_the_index_leaves_out_are_named(tmp_path: Path) -> None:
     folder = write(tmp_path / "w", {**arrays(), "left.over": np.ones(3, np.float32)}, 2)
-    places = index(folder)["weight_map"]
-    places.pop("left.over")
-    write_index(folder, places)
+    locations = index(folder)["weight_map"]
+    locations.pop("left.over")
+    write_index(folder, locations)
     assert "holds left.over" in message(folder)
 
 

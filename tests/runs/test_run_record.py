@@ -247,17 +247,17 @@ class Stored(RunReader):
         end = recorded_end(self.record)
         return (RunState.UNKNOWN, None) if end is None else (end.state, end.reason)
 
-    def step_home(self, step: str) -> RunStore:
-        return self.home.below("steps", step)
+    def step_run_store(self, step: str) -> RunStore:
+        return self.run_store.below("steps", step)
 
 
 def test_a_run_is_read_from_its_storage_alone(tmp_path: Path) -> None:
-    home = run_store_at(tmp_path / "w-1")
+    run_store = run_store_at(tmp_path / "w-1")
     one = {"backend": {"name": "a place of another release"}, "task": {"kind": "train"}}
     spec = {**one, "steps": {"a": {}, "b": {}}}
-    home.create(RunRecord(run_id="w-1", name="w", created=1.0, spec=spec, spec_digest="d"))
+    run_store.create(RunRecord(run_id="w-1", name="w", created=1.0, spec=spec, spec_digest="d"))
     step = RunRecord(run_id="w-1-a", name="a", created=1.0, spec=one, spec_digest="d")
-    home.below("steps", "a").create(step.with_attempt(Attempt(number=1, native_id="7", started=1.0)))
+    run_store.below("steps", "a").create(step.with_attempt(Attempt(number=1, native_id="7", started=1.0)))
     run = Stored(tmp_path / "w-1")
     assert (run.id, run.kind, list(run.steps)) == ("w-1", "workflow", ["a"])
     assert (run.job.id, run.job.kind, run.job.state) == ("w-1-a", "train", RunState.UNKNOWN)

@@ -41,7 +41,7 @@ def store(bucket: str, s3_server: Any) -> S3Store:
 
 
 @pytest.fixture
-def home(store: S3Store, s3_server: Any) -> S3RunStore:
+def run_store(store: S3Store, s3_server: Any) -> S3RunStore:
     found = run_store_at(store.uri, {"endpoint_url": s3_server.endpoint})
     assert isinstance(found, S3RunStore)
     return found
@@ -93,61 +93,61 @@ def test_folders_are_listed_without_what_is_in_them(bucket: str, s3_server: Any)
 # --- the record
 
 
-def test_two_writers_of_a_record_never_lose_each_others_change(home: S3RunStore) -> None:
-    home.create(RECORD)
+def test_two_writers_of_a_record_never_lose_each_others_change(run_store: S3RunStore) -> None:
+    run_store.create(RECORD)
 
     def add(number: int) -> None:
         for turn in range(3):
             mine = attempt(1 + number * 3 + turn)
-            home.update(lambda held, mine=mine: held.with_attempt(mine))  # type: ignore[misc]
+            run_store.update(lambda held, mine=mine: held.with_attempt(mine))  # type: ignore[misc]
 
     assert at_once(4, add) == [None] * 4
-    assert [it.number for it in home.record().attempts] == list(range(1, 13))
+    assert [it.number for it in run_store.record().attempts] == list(range(1, 13))
 
 
 def test_of_launchers_that_race_for_an_attempt_one_has_it_and_the_others_know(
-    home: S3RunStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run_store: S3RunStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    home.create(RECORD.with_attempt(attempt(1, ended=2.0, state=RunState.FAILED)))
-    results = at_once(5, lambda number: home.claim(attempt(2, host=f"host-{number}")))
+    run_store.create(RECORD.with_attempt(attempt(1, ended=2.0, state=RunState.FAILED)))
+    results = at_once(5, lambda number: run_store.claim(attempt(2, host=f"host-{number}")))
     lost = [it for it in results if isinstance(it, SubmitError)]
     assert (len(lost), results.count(None)) == (4, 1)
-    winner = home.record().attempts[-1].host
+    winner = run_store.record().attempts[-1].host
     assert winner == f"host-{results.index(None)}"
     assert all(f"has started attempt 2 on {winner}" in str(it) for it in lost)
-    assert all(f"sm-llm logs -f {home.uri}" in str(it) for it in lost)
-    home.hold_originals(2)
-    assert home.has_originals(2)
-    home.unclaim(2)
-    assert home.record().next_attempt == 2, "what could not be started can be tried again"
-    assert not home.has_originals(2), "by another machine, too: then nothing here is of that attempt"
+    assert all(f"sm-llm logs -f {run_store.uri}" in str(it) for it in lost)
+    run_store.hold_originals(2)
+    assert run_store.has_originals(2)
+    run_store.unclaim(2)
+    assert run_store.record().next_attempt == 2, "what could not be started can be tried again"
+    assert not run_store.has_originals(2), "by another machine, too: then nothing here is of that attempt"
 
 
-def test_a_run_of_the_same_id_is_not_written_over(home: S3RunStore, tmp_path: Path) -> None:
-    results = at_once(3, lambda number: home.create(RECORD.model_copy(update={"created": float(number)})))
+def test_a_run_of_the_same_id_is_not_written_over(run_store: S3RunStore, tmp_path: Path) -> None:
+    results = at_once(3, lambda number: run_store.create(RECORD.model_copy(update={"created": float(number)})))
     assert results.count(None) == 1
     assert all("there is a run of this id already" in str(it) for it in results if it is not None)
-    assert home.record().created == results.index(None)
+    assert run_store.record().created == results.index(None)
     folder = FolderRunStore(tmp_path / "job-1")
     folder.create(RECORD)
     with pytest.raises(SubmitError, match="there is a run of this id already"):
         folder.create(RECORD)
 
 
-def test_a_record_that_is_not_there_or_not_readable_is_reported_with_its_address(home: S3RunStore) -> None:
-    assert not home.exists()
+def test_a_record_that_is_not_there_or_not_readable_is_reported_with_its_address(run_store: S3RunStore) -> None:
+    assert not run_store.exists()
     with pytest.raises(StorageError, match=r"s3://.*/runs/job-1/run.json: there is no run record"):
-        home.record()
-    home.store.put_if_absent("run.json", b'{"version": 99}')
+        run_store.record()
+    run_store.store.put_if_absent("run.json", b'{"version": 99}')
     with pytest.raises(StorageError, match="record version 99"):
-        home.record()
+        run_store.record()
 
 
 def test_every_address_has_a_folder_of_its_own_on_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    places = [local_root(uri) for uri in ("s3://one/runs/job-1", "s3://two/runs/job-1", "s3://one/runs/job-2")]
-    assert len(set(places)) == 3
-    assert all(it.parent == tmp_path / "sm_llm" / "runs" and it.name.startswith("job-") for it in places)
+    locations = [local_root(uri) for uri in ("s3://one/runs/job-1", "s3://two/runs/job-1", "s3://one/runs/job-2")]
+    assert len(set(locations)) == 3
+    assert all(it.parent == tmp_path / "sm_llm" / "runs" and it.name.startswith("job-") for it in locations)
     assert local_root(tmp_path / "job-1") == tmp_path / "job-1"
     with pytest.raises(StorageError, match="a run has a folder of its own in a bucket"):
         run_store_at("s3://bucket")
@@ -300,11 +300,16 @@ def test_a_store_that_is_down_is_an_error_and_not_an_old_copy(
     tmp_path: Path, aws_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sm_llm.runs.s3_run_store.CONFIG", {"connect_timeout": 1, "retries": {"total_max_attempts": 1}})
-    home = run_store_at("s3://bucket/runs/job-1", {"endpoint_url": "http://127.0.0.1:9"})
-    RECORD.write(home.paths.record)
-    (home.paths.events).mkdir(parents=True)
-    (home.paths.events / "attempt-1-rank0.jsonl").write_text("{}\n")
-    for ask in (home.record, home.exists, lambda: home.refresh("events/"), lambda: home.update(lambda it: it)):
+    run_store = run_store_at("s3://bucket/runs/job-1", {"endpoint_url": "http://127.0.0.1:9"})
+    RECORD.write(run_store.paths.record)
+    (run_store.paths.events).mkdir(parents=True)
+    (run_store.paths.events / "attempt-1-rank0.jsonl").write_text("{}\n")
+    for ask in (
+        run_store.record,
+        run_store.exists,
+        lambda: run_store.refresh("events/"),
+        lambda: run_store.update(lambda it: it),
+    ):
         with pytest.raises(StorageError, match="s3://bucket/runs/job-1: cannot"):
             ask()
 
@@ -312,15 +317,15 @@ def test_a_store_that_is_down_is_an_error_and_not_an_old_copy(
 # --- requests and the courier
 
 
-def test_a_request_to_stop_reaches_the_attempt_it_was_made_of(home: S3RunStore) -> None:
+def test_a_request_to_stop_reaches_the_attempt_it_was_made_of(run_store: S3RunStore) -> None:
     asked: list[int] = []
     polls = [
-        StopRequest(home.is_asked_to_stop, number, lambda number=number: asked.append(number)) for number in (1, 2)
+        StopRequest(run_store.is_asked_to_stop, number, lambda number=number: asked.append(number)) for number in (1, 2)
     ]  # type: ignore[misc]
     for it in polls:
         it.poll()
-    home.request_stop(1)
-    home.request_stop(2)
+    run_store.request_stop(1)
+    run_store.request_stop(2)
     for it in [*polls, *polls]:
         it.poll()
     assert asked == [2]
@@ -359,40 +364,40 @@ def test_a_periodic_task_reports_trouble_once_and_its_end_and_does_the_last_duty
 
 
 def test_a_folder_is_asked_to_stop_by_a_file_and_has_nothing_to_copy_or_upload(tmp_path: Path) -> None:
-    home: RunStore = FolderRunStore(tmp_path)
-    assert not home.is_asked_to_stop(1)
-    home.request_stop(1)
-    assert home.is_asked_to_stop(1)
-    assert home.paths.stop_file.stat().st_mode & 0o077 == 0
-    home.beat(1)
-    home.keep(home.paths.job_file)
+    run_store: RunStore = FolderRunStore(tmp_path)
+    assert not run_store.is_asked_to_stop(1)
+    run_store.request_stop(1)
+    assert run_store.is_asked_to_stop(1)
+    assert run_store.paths.stop_file.stat().st_mode & 0o077 == 0
+    run_store.beat(1)
+    run_store.keep(run_store.paths.job_file)
     assert [it.name for it in tmp_path.iterdir()] == ["stop"]
-    assert home.copied("events/", lambda name: pytest.fail("fetched"), tmp_path / "copy") == home.paths
-    assert home.uploader(home.root, home.is_original) is None
-    assert home.heartbeat(1, lambda: None) is None
-    assert (home.silence(), home.options, home.endpoint) == (None, None, None)
-    assert home.has_originals(7)
+    assert run_store.copied("events/", lambda name: pytest.fail("fetched"), tmp_path / "copy") == run_store.paths
+    assert run_store.uploader(run_store.root, run_store.is_original) is None
+    assert run_store.heartbeat(1, lambda: None) is None
+    assert (run_store.silence(), run_store.options, run_store.endpoint) == (None, None, None)
+    assert run_store.has_originals(7)
     with pytest.raises(StorageError, match="the request to stop cannot be written"):
-        home.below("gone").request_stop(1)
+        run_store.below("gone").request_stop(1)
 
 
-def test_a_run_in_S3_keeps_files_copies_and_shows_that_it_is_alive(home: S3RunStore, tmp_path: Path) -> None:
-    home.paths.job_file.parent.mkdir(parents=True)
+def test_a_run_in_S3_keeps_files_copies_and_shows_that_it_is_alive(run_store: S3RunStore, tmp_path: Path) -> None:
+    run_store.paths.job_file.parent.mkdir(parents=True)
     for body in (b"first", b"second"):
-        home.paths.job_file.write_bytes(body)
-        home.keep(home.paths.job_file)
-        assert home.store.get("job.json") == body
-    assert home.silence() is None
-    home.beat(1)
-    silence = home.silence()
+        run_store.paths.job_file.write_bytes(body)
+        run_store.keep(run_store.paths.job_file)
+        assert run_store.store.get("job.json") == body
+    assert run_store.silence() is None
+    run_store.beat(1)
+    silence = run_store.silence()
     assert silence is not None
     assert silence < 60
     events = tmp_path / "here" / "events"
     events.mkdir(parents=True)
     for name in ("attempt-1-rank0.jsonl", "attempt-1-rank1.jsonl"):
         (events / name).write_text("{}\n")
-    home.uploader(tmp_path / "here", lambda name: True).ship_all()
-    copy = home.copied("events/", lambda name: "rank1" in name, tmp_path / "copy")
+    run_store.uploader(tmp_path / "here", lambda name: True).ship_all()
+    copy = run_store.copied("events/", lambda name: "rank1" in name, tmp_path / "copy")
     assert [it.name for it in copy.events.iterdir()] == ["attempt-1-rank1.jsonl"]
-    assert not home.has_originals(1)
-    assert not home.is_original("events/attempt-1-rank1.jsonl")
+    assert not run_store.has_originals(1)
+    assert not run_store.is_original("events/attempt-1-rank1.jsonl")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 
 from sm_llm.errors import SpecError
-from sm_llm.spec.base import SpecModel, place_use
+from sm_llm.spec.base import SpecModel, location_use
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.references import outputs, patterns, references, resolve, sources, step_dependencies, workflow_job
 
@@ -91,7 +91,7 @@ def test_places_that_a_task_writes_to_and_patterns_that_it_reads() -> None:
         }
 
 
-NO_PLACES = {
+NOT_LOCATIONS = {
     "data.config_name", "data.dataset", "data.split", "data.text_field", "data.validation_split",
     "logging.sample_prompt", "mlflow.experiment", "model.config", "model.preset", "train_tokenizer.end_token",
     "task.args", "task.checkpoint_folder", "task.entry", "task.exclude", "task.group", "task.image_uri",
@@ -105,7 +105,7 @@ def texts(block: type[SpecModel], name: str) -> Iterator[tuple[str, bool]]:
     for key, field in block.model_fields.items():
         inside = list(parts(field.annotation))
         if str in inside:
-            yield f"{name}.{key}", place_use(field) is not None
+            yield f"{name}.{key}", location_use(field) is not None
         for part in inside:
             if isinstance(part, type) and issubclass(part, SpecModel):
                 yield from texts(part, key)
@@ -121,7 +121,7 @@ def test_every_text_of_a_task_is_a_place_or_known_to_be_none() -> None:
     """What a backend mounts follows from these marks: a new field of a folder must not be forgotten."""
     blocks = [it for it in parts(JobSpec.model_fields["task"].annotation) if isinstance(it, type)]
     found = {name: it for block in blocks if issubclass(block, SpecModel) for name, it in texts(block, "task")}
-    assert {it for it, is_place in found.items() if not is_place} == NO_PLACES
+    assert {it for it, is_location in found.items() if not is_location} == NOT_LOCATIONS
 
 
 def workflow() -> WorkflowSpec:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.storage.publication.publish import collect_garbage, fetch, find_newest, list_checkpoints, verify
-from tests.fixtures.children import Place, bring, child, save
+from tests.fixtures.children import Location, bring, child, save
 from tests.fixtures.sampling import one_of_each
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ def open_uploads(bench: Any) -> int:
 
 
 @pytest.fixture
-def place(s3_bench: Any, fault_proxy: Any) -> Place:
+def location(s3_bench: Any, fault_proxy: Any) -> Location:
     """The run of ``s3_bench``, reached through the proxy."""
-    return Place(s3_bench.bucket, s3_bench.root.as_posix(), fault_proxy.endpoint)
+    return Location(s3_bench.bucket, s3_bench.root.as_posix(), fault_proxy.endpoint)
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def place(s3_bench: Any, fault_proxy: Any) -> Place:
     [("crt", "kill"), ("crt", "kill-after"), ("boto3", "kill-after"), ("s5cmd", "kill")],
 )
 def test_I1_I2_I3_a_save_in_many_parts_killed_at_any_request(
-    s3_bench: Any, place: Place, fault_proxy: Any, rule: Any, engine: str, action: str
+    s3_bench: Any, location: Location, fault_proxy: Any, rule: Any, engine: str, action: str
 ) -> None:
     sealed = s3_bench.sealed({"large.bin": os.urandom(PARTS[engine]), "sub/small.bin": b"small"})
     s3_bench.publish(1)
     number, left_open, committed = 0, 0, []
-    while killed_at(number, action, fault_proxy, rule, save, place, s3_bench.run_id, number + 2, sealed, engine):
+    while killed_at(number, action, fault_proxy, rule, save, location, s3_bench.run_id, number + 2, sealed, engine):
         step = number + 2
         steps = usable_steps(s3_bench)
         assert steps in ([step - 1], [step - 1, step])
@@ -82,16 +82,16 @@ def test_I1_I2_I3_a_save_in_many_parts_killed_at_any_request(
 
 @pytest.mark.parametrize("engine", ["ranges", *ENGINES])
 def test_I9_a_restore_killed_at_any_request_and_begun_again(
-    s3_bench: Any, place: Place, fault_proxy: Any, rule: Any, tmp_path: Path, engine: str
+    s3_bench: Any, location: Location, fault_proxy: Any, rule: Any, tmp_path: Path, engine: str
 ) -> None:
     files = {"large.bin": os.urandom(PARTS.get(engine, 3 * MIB)), "sub/small.bin": b"small"}
     commit = s3_bench.publish(3, files).commit
-    assert not killed_at(10**6, "kill", fault_proxy, rule, bring, place, tmp_path / "whole", engine, MIB)
+    assert not killed_at(10**6, "kill", fault_proxy, rule, bring, location, tmp_path / "whole", engine, MIB)
     requests = list(fault_proxy.log)
     assert len(requests) >= 5
     for at in one_of_each(requests):
         target = tmp_path / str(at)
-        assert killed_at(at, "kill", fault_proxy, rule, bring, place, target, engine, MIB)
+        assert killed_at(at, "kill", fault_proxy, rule, bring, location, target, engine, MIB)
         assert find_newest(s3_bench.store).commit == commit
         for name, body in files.items():
             assert not (target / name).exists() or (target / name).read_bytes() == body

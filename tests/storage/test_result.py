@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(params=["folder", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, Any]]:
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, Any]]:
     """The address of a run, below a folder of the name that results have, and how its store is reached."""
     if request.param == "folder":
         return str(tmp_path / "result" / "run"), {}
@@ -26,10 +26,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str
     return f"s3://{request.getfixturevalue('bucket')}/result/run", {"endpoint_url": server.endpoint}
 
 
-def begin(place: tuple[str, dict[str, Any]]) -> Any:
-    if not place[0].startswith("s3://"):
-        Path(place[0]).mkdir(parents=True)
-    store = open_store(*place)
+def begin(location: tuple[str, dict[str, Any]]) -> Any:
+    if not location[0].startswith("s3://"):
+        Path(location[0]).mkdir(parents=True)
+    store = open_store(*location)
     store.put_if_absent("run.json", b"{}")
     return store
 
@@ -43,10 +43,10 @@ def put(store: Any, tmp_path: Path, text: str = "weights") -> None:
 
 
 def test_C12_the_stable_address_is_an_error_until_the_commit_and_then_the_result(
-    place: tuple[str, dict[str, Any]], tmp_path: Path
+    location: tuple[str, dict[str, Any]], tmp_path: Path
 ) -> None:
-    uri, options = place
-    store = begin(place)
+    uri, options = location
+    store = begin(location)
     with pytest.raises(NotPublished, match="has not published a result"):
         sync(f"{uri}/result", tmp_path / "early", options=options)
     assert not (tmp_path / "early").exists()
@@ -72,8 +72,8 @@ def test_C12_a_folder_that_happens_to_have_the_name_is_itself(tmp_path: Path) ->
 def test_C12_in_s3_the_prefix_exists_after_the_commit_and_points_to_the_result(
     bucket: str, s3_server: S3Server, tmp_path: Path
 ) -> None:
-    place = (f"s3://{bucket}/run", {"endpoint_url": s3_server.endpoint})
-    store = begin(place)
+    location = (f"s3://{bucket}/run", {"endpoint_url": s3_server.endpoint})
+    store = begin(location)
     assert not list(store.list("result/"))
     put(store, tmp_path)
     for _ in range(2):  # a later attempt makes sure of it
@@ -82,7 +82,7 @@ def test_C12_in_s3_the_prefix_exists_after_the_commit_and_points_to_the_result(
     channel = tmp_path / "channel"
     channel.mkdir()
     (channel / POINTER).write_bytes(store.get(f"result/{POINTER}"))
-    assert pointed(channel) == f"{place[0]}/result"
+    assert pointed(channel) == f"{location[0]}/result"
     (channel / "more").write_text("")
     assert pointed(channel) is None
 

@@ -372,11 +372,11 @@ def test_no_history_in_s3_loses_or_invents_a_checkpoint(
     from hypothesis import HealthCheck, settings
     from hypothesis.stateful import run_state_machine_as_test
 
-    place = spec_from_file_location("history", Path(__file__).with_name("test_history.py"))
-    assert place is not None
-    assert place.loader is not None
-    history = module_from_spec(place)
-    place.loader.exec_module(history)
+    location = spec_from_file_location("history", Path(__file__).with_name("test_history.py"))
+    assert location is not None
+    assert location.loader is not None
+    history = module_from_spec(location)
+    location.loader.exec_module(history)
 
     def bench(root: Any, scratch: Any) -> Any:
         prefix = Path("histories", uuid.uuid4().hex)

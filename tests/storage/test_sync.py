@@ -138,14 +138,14 @@ def test_S307_an_empty_mistyped_or_wildcard_source_is_refused(
     bucket: str, options: dict[str, str], tmp_path: Path, bad: str
 ) -> None:
     (tmp_path / "empty").mkdir()
-    places = {
+    locations = {
         "BUCKET": bucket,
         "EMPTY": str(tmp_path / "empty"),
         "MISSING": str(tmp_path / "no"),
         "HERE": str(tmp_path),
     }
-    for word, place in places.items():
-        bad = bad.replace(word, place)
+    for word, location in locations.items():
+        bad = bad.replace(word, location)
     with pytest.raises(StorageError, match=r"holds nothing|holds no file|does not exist|holds a wildcard"):
         sync(bad, f"s3://{bucket}/x" if "s3://" not in bad else tmp_path / "out", options=options)
 
@@ -195,15 +195,15 @@ def test_objects_without_our_checksum_are_verified_by_md5_or_named(
     assert report.unverified == []
     (tmp_path / "out" / "md5").write_bytes(b"1234 678")
     assert sync(f"s3://{bucket}/x", tmp_path / "out", options=options).copied == ["md5"]
-    client, place = s3_server.client, {"Bucket": bucket, "Key": "x/parts"}
-    upload = client.create_multipart_upload(**place)["UploadId"]
-    part = client.upload_part(**place, UploadId=upload, PartNumber=1, Body=b"no checksum kept")
+    client, location = s3_server.client, {"Bucket": bucket, "Key": "x/parts"}
+    upload = client.create_multipart_upload(**location)["UploadId"]
+    part = client.upload_part(**location, UploadId=upload, PartNumber=1, Body=b"no checksum kept")
     parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
-    client.complete_multipart_upload(**place, UploadId=upload, MultipartUpload=parts)
+    client.complete_multipart_upload(**location, UploadId=upload, MultipartUpload=parts)
     report = sync(f"s3://{bucket}/x", tmp_path / "out", options=options)
     assert report.copied == ["parts"]
     assert report.unverified == (
-        [] if client.head_object(**place, ChecksumMode="ENABLED").get("ChecksumCRC64NVME") else ["parts"]
+        [] if client.head_object(**location, ChecksumMode="ENABLED").get("ChecksumCRC64NVME") else ["parts"]
     )
 
 
@@ -296,8 +296,8 @@ def test_I10_SIGTERM_in_an_upload_ends_it_and_leaves_no_parts(
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "large").write_bytes(os.urandom((60 if engine == "s5cmd" else 20) << 20))
     fault_proxy.set(rule("PUT .*partNumber=2", "hang", count=999, seconds=1))
-    place = ("--endpoint-url", options["endpoint_url"], "--engine", engine)
-    argv = command("sync", str(tmp_path / "in"), f"s3://{bucket}/x", *place)
+    location = ("--endpoint-url", options["endpoint_url"], "--engine", engine)
+    argv = command("sync", str(tmp_path / "in"), f"s3://{bucket}/x", *location)
     child = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 240
     while not fault_proxy.count("partNumber=2"):

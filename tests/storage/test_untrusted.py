@@ -286,11 +286,11 @@ def test_s03_a_repository_cannot_bring_its_own_pin(hub: Hub, tmp_path: Any) -> N
 @pytest.mark.parametrize("path", ["../outside.txt", "/abs", "a//b", "a\\..\\b", ".FETCH/source.json", "a\n\x1b]0;t"])
 def test_s03_a_pin_is_checked_like_the_hub_itself(hub: Hub, tmp_path: Any, path: str) -> None:
     hub.add("org/name", {"config.json": b"{}"})
-    place = tmp_path / "a" / "dest"
-    fetch("hf://org/name", place)
-    record = json.loads((place / PIN).read_text())
+    location = tmp_path / "a" / "dest"
+    fetch("hf://org/name", location)
+    record = json.loads((location / PIN).read_text())
     record["files"].append({"path": path, "size": 1, "checksum": "git-sha1:" + "0" * 40})
-    (place / PIN).write_text(json.dumps(record))
+    (location / PIN).write_text(json.dumps(record))
     with pytest.raises(StorageError, match="cannot be used"):
-        fetch("hf://org/name", place)
+        fetch("hf://org/name", location)
     assert not (tmp_path / "a" / "outside.txt").exists()

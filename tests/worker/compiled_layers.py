@@ -32,17 +32,17 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def train(way: str, place: ProcessInfo, folder: Path, *, compile_layers: bool) -> dict[str, Any]:
+def train(way: str, process: ProcessInfo, folder: Path, *, compile_layers: bool) -> dict[str, Any]:
     """Two steps of a small model: losses and gradient norms, the names of the state, what was compiled."""
     precision = {"compute": "fp32", "compile": compile_layers}
     task = TrainTask.model_validate(train_task(parallelism={"strategy": "fsdp", **WAYS[way]}, precision=precision))
-    strategy = FsdpStrategy(task, place, gpu_or_cpu(place))
+    strategy = FsdpStrategy(task, process, gpu_or_cpu(process))
     strategy.setup()
-    setup = set_up(task, strategy.layout, place.local_world_size, folder)
+    setup = set_up(task, strategy.layout, process.local_world_size, folder)
     tensors = family(setup.config).tensors(setup.config)
     strategy.build(setup.config, InitialWeights(tensors, 0))
     strategy.train_mode(True)
-    ids = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(place.rank)).numpy()
+    ids = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(process.rank)).numpy()
     numbers, report = [], None
     for step in range(2):
         loss = strategy.forward_backward([Batch(ids, ids)], 1.0)
@@ -53,15 +53,15 @@ def train(way: str, place: ProcessInfo, folder: Path, *, compile_layers: bool) -
     return {"numbers": numbers, "names": names, "report": asdict(report) if report else None}
 
 
-def every_way(place: ProcessInfo, folder: Path) -> dict[str, Any]:
+def every_way(process: ProcessInfo, folder: Path) -> dict[str, Any]:
     """Results by way of checkpointing: ``eager`` and ``compiled``."""
     compiled.BACKEND = "aot_eager"  # graphs are captured and differentiated alike, without a C++ compiler's time
     found = {}
     for way in WAYS:
-        eager = train(way, place, folder, compile_layers=False)
+        eager = train(way, process, folder, compile_layers=False)
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        found[way] = {"eager": eager, "compiled": train(way, place, folder, compile_layers=True)}
+        found[way] = {"eager": eager, "compiled": train(way, process, folder, compile_layers=True)}
     return found
 
 

@@ -52,8 +52,8 @@ def launch(
     """Run every configuration under torchrun. ``prepared`` are runs of another world size to be continued."""
     folder = root / (name or f"world-{size}")
     folder.mkdir()
-    for place, source in prepared.items():
-        shutil.copytree(source, folder / place / source.name)  # a run keeps its name: its commits hold it
+    for location, source in prepared.items():
+        shutil.copytree(source, folder / location / source.name)  # a run keeps its name: its commits hold it
     program = Path(__file__).with_name(script)
     command = [sys.executable, "-u", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
     argv = [*command, f"--log-dir={folder / 'torchrun'}", str(program), str(folder)]

@@ -27,9 +27,9 @@ CLOUD = {
 EXAMPLE = {"strategy": "example"}
 
 
-def codes(compute: dict[str, Any], place: dict[str, Any], **task: Any) -> list[str]:
+def codes(compute: dict[str, Any], placement: dict[str, Any], **task: Any) -> list[str]:
     """Codes of the issues of a plan."""
-    job = {"name": "job", "task": train_task(parallelism=EXAMPLE, **task), "compute": compute, **place}
+    job = {"name": "job", "task": train_task(parallelism=EXAMPLE, **task), "compute": compute, **placement}
     try:
         sm_llm.plan(job)
     except (SpecError, PlanError) as error:

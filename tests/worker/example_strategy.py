@@ -31,14 +31,14 @@ class ExampleSpec(StrategySpec):
 class ExampleStrategy:
     """The model of transformers, and AdamW."""
 
-    def __init__(self, task: Any, place: Any, device: Any) -> None:
-        self.task, self.place, self.device = task, place, device
-        self.layout, self.data_parallel_rank = task.parallelism.layout(place.world_size), 0
+    def __init__(self, task: Any, process: Any, device: Any) -> None:
+        self.task, self.process, self.device = task, process, device
+        self.layout, self.data_parallel_rank = task.parallelism.layout(process.world_size), 0
 
     def setup(self) -> None:
         from sm_llm.worker.strategies.fsdp.mesh import start_process_group
 
-        start_process_group(self.device.torch_device, self.place)
+        start_process_group(self.device.torch_device, self.process)
 
     def refusal(self, saved: Any) -> str | None:
         return None

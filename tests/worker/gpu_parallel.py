@@ -80,12 +80,12 @@ def gpu_task(**changes: Any) -> dict[str, Any]:
 
 
 def family_task(folder: Path, name: str) -> dict[str, Any]:
-    place = folder / "configs" / name
+    location = folder / "configs" / name
     if dist.get_rank() == 0:
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "config.json").write_text(json.dumps({**MODEL, **FAMILIES[name], "head_dim": 64}))
+        location.mkdir(parents=True, exist_ok=True)
+        (location / "config.json").write_text(json.dumps({**MODEL, **FAMILIES[name], "head_dim": 64}))
     dist.barrier()
-    return gpu_task(model={"path": str(place)})
+    return gpu_task(model={"path": str(location)})
 
 
 class SyncCount:

@@ -29,7 +29,7 @@ SHORT = {"max_steps": STEPS, "global_batch_size": 4, "optim": {"max_grad_norm": 
 UNTIED = {"preset": "tiny", "config": {**MODEL, "tie_word_embeddings": False}}
 TIED = {"preset": "tiny", "config": {**MODEL, "tie_word_embeddings": True}}
 NXD = {"strategy": "nxd", "tensor_parallel_degree": 2, "flash_attention": False}
-PLACES: dict[str, dict[str, Any]] = {
+LAYOUTS: dict[str, dict[str, Any]] = {
     "tensor": {},
     "linear": {"fuse_qkv": False, "sequence_parallel": False, "activation_checkpointing": "none"},
     "real": {"meta_device_initialization": False, "zero1": False, "activation_checkpointing": "full"},
@@ -37,7 +37,7 @@ PLACES: dict[str, dict[str, Any]] = {
     "copied": {"tensor_parallel_degree": 1, "zero1": False},
 }
 """Of two processes."""
-WIDE_PLACES: dict[str, dict[str, Any]] = {
+WIDE_LAYOUTS: dict[str, dict[str, Any]] = {
     "heads": {"tensor_parallel_degree": 4},
     "heads-linear": {"tensor_parallel_degree": 4, "fuse_qkv": False, "zero1": False},
     "both": {},
@@ -67,7 +67,7 @@ class NxdHarness(Harness):
 
 
 def two(harness: Harness) -> None:
-    for name, options in PLACES.items():
+    for name, options in LAYOUTS.items():
         harness.run(name, task(parallelism=options, **LEAN))
     saves = {"checkpoint": {"every_steps": 3, "verify_state": True}}
     harness.run("broken", task(**saves), break_at=5)
@@ -103,10 +103,10 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def four(harness: Harness) -> None:
-    for name, options in WIDE_PLACES.items():
+    for name, options in WIDE_LAYOUTS.items():
         harness.run(name, task(parallelism=options, **LEAN))
     os.environ["NXD_DOUBLE_PLATFORM"] = "trn2"
-    harness.run("heads-trn2", task(parallelism=WIDE_PLACES["heads"], **LEAN))
+    harness.run("heads-trn2", task(parallelism=WIDE_LAYOUTS["heads"], **LEAN))
     del os.environ["NXD_DOUBLE_PLATFORM"]
     harness.run("bf16", task(precision={"compute": "bf16"}, **LEAN))
     saves = {"checkpoint": {"every_steps": 3, "verify_state": True}, "precision": {"compute": "bf16"}}

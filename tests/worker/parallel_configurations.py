@@ -92,13 +92,15 @@ SPLIT_4: dict[str, dict[str, Any]] = {
 
 def family_task(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
     """A short job of a family; its config is written below ``folder``."""
-    place = folder / "configs" / name
+    location = folder / "configs" / name
     if not dist.is_initialized() or dist.get_rank() == 0:
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "config.json").write_text(json.dumps({**SMALL, **FAMILIES[name]}))
+        location.mkdir(parents=True, exist_ok=True)
+        (location / "config.json").write_text(json.dumps({**SMALL, **FAMILIES[name]}))
     if dist.is_initialized():
         dist.barrier()
-    return train_task(model={"preset": None, "path": str(place), "config": {}}, **{**LEAN, "max_steps": 4}, **changes)
+    return train_task(
+        model={"preset": None, "path": str(location), "config": {}}, **{**LEAN, "max_steps": 4}, **changes
+    )
 
 
 def padded(harness: Any, name: str, degrees: dict[str, Any]) -> None:
@@ -121,14 +123,14 @@ def resharded(harness: Any, degrees: dict[str, Any]) -> None:
 
 def empty_shards(harness: Any) -> None:
     """More processes than a parameter has rows: q_norm and k_norm have two."""
-    place = harness.folder / "configs" / "narrow"
+    location = harness.folder / "configs" / "narrow"
     if dist.get_rank() == 0:
-        place.mkdir(parents=True)
+        location.mkdir(parents=True)
         narrow = {**SMALL, **FAMILIES["qwen3"], "head_dim": 2}
-        (place / "config.json").write_text(json.dumps(narrow))
+        (location / "config.json").write_text(json.dumps(narrow))
     dist.barrier()
     task = train_task(
-        model={"preset": None, "path": str(place), "config": {}}, max_steps=5, checkpoint={"every_steps": 3}
+        model={"preset": None, "path": str(location), "config": {}}, max_steps=5, checkpoint={"every_steps": 3}
     )
     harness.run("narrow", task)
     harness.run("narrow-broken", task, break_at=5)

@@ -54,21 +54,21 @@ class Bench:
         environ = job_environment(job_file(train_task(), run, root.world, attempt))
         dist.barrier()
         context = WorkerContext.read(environ)
-        local = context.place.rank if nodes == 1 else 0
-        self.place = ProcessInfo(
-            rank=context.place.rank,
+        local = context.process.rank if nodes == 1 else 0
+        self.process = ProcessInfo(
+            rank=context.process.rank,
             world_size=root.world,
             local_rank=local,
             local_world_size=root.world // nodes,
-            node=0 if nodes == 1 else context.place.rank,
+            node=0 if nodes == 1 else context.process.rank,
             node_count=nodes,
         )
-        container = replace(context.container, base=context.container.base.with_name(f"node-{self.place.node}"))
-        self.context = replace(context, place=self.place, container=container)
+        container = replace(context.container, base=context.container.base.with_name(f"node-{self.process.node}"))
+        self.context = replace(context, process=self.process, container=container)
         self.store = S3Store(root.bucket, name, S3Options(endpoint_url=root.endpoint), FAST)
         self.spec = CheckpointSpec(**spec)
         self.checkpointer = Checkpointer(self.context, self.store, self.spec, root.control, CpuDevice())
-        local_part = torch.arange(size, dtype=torch.float32) + 1000 * context.place.rank
+        local_part = torch.arange(size, dtype=torch.float32) + 1000 * context.process.rank
         self.state = {"w": DTensor.from_local(local_part, root.mesh, [Shard(0)]), "count": torch.zeros(3)}
         self.blocked: list[float] = []
         self.most_folders = 0
@@ -87,14 +87,14 @@ class Bench:
         assert self.checkpointer._writing is not None
         self.checkpointer._writing.result(30)
 
-    def restore(self, place: str = "") -> tuple[int | None, list[str]]:
+    def restore(self, _: str = "") -> tuple[int | None, list[str]]:
         """The step that is restored, and the files this node then has."""
         restored = publication.restore(
             self.store,
             self.context.copies.folder,
             run_id=self.name,
-            leader=self.place.is_leader,
-            fetches=self.place.is_node_leader,
+            leader=self.process.is_leader,
+            fetches=self.process.is_node_leader,
             gather=self.root.control.gather,
             bring=Fetcher(self.context, self.store),
         )
@@ -113,7 +113,7 @@ class Bench:
         """What this process saw, for the tests."""
         found = {"blocked": max(self.blocked, default=0.0), "most_folders": self.most_folders, **facts}
         gathered = self.root.control.gather(found)
-        if self.place.is_leader:
+        if self.process.is_leader:
             reported = {kind: self.events(kind) for kind in ("checkpoint_published", "publication_late", "notice")}
             kept = [(it.step, it.valid) for it in publication.list_checkpoints(self.store)]
             self.root.results[self.name] = {"ranks": gathered, "events": reported, "checkpoints": kept}
@@ -249,7 +249,7 @@ def zombie(root: Root) -> None:
     bench.save(5)
     root.until("PUT .*/commits/step-00000005")
     other = publication.new_save("zombie", 5, world_size=1, node_count=1)
-    if bench.place.is_leader:
+    if bench.process.is_leader:
         sealed = root.folder / "other"
         sealed.mkdir()
         (sealed / "x").write_text("x")

@@ -72,9 +72,9 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, original)
 
 
-def copy_of_half(harness: Any, place: str, change: Callable[[Path], None] = lambda run: None) -> str:
+def copy_of_half(harness: Any, location: str, change: Callable[[Path], None] = lambda run: None) -> str:
     """The run that stopped before step 7, with checkpoints 3 and 6, once more (a run keeps its name)."""
-    name = f"{place}/half"
+    name = f"{location}/half"
     if dist.get_rank() == 0:
         shutil.copytree(harness.folder / "half", harness.folder / name)
         change(harness.folder / name)

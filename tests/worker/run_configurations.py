@@ -131,7 +131,7 @@ def _hash(tensor: torch.Tensor) -> str:
 def with_strategy(strategy: type[FsdpStrategy], action: Any) -> None:
     """Run ``action`` with another strategy class."""
     original = train_module.make_strategy
-    train_module.make_strategy = lambda task, place, device: strategy(task, place, device)  # type: ignore[assignment]
+    train_module.make_strategy = lambda task, process, device: strategy(task, process, device)  # type: ignore[assignment]
     try:
         action()
     finally:

@@ -20,7 +20,7 @@ from worker_jobs import MODEL, result_folder, train_task
 
 LEAN = {"checkpoint": {"every_steps": 10}, "validation": {"every_steps": 10}}
 SMP = {"strategy": "smp", "hybrid_shard_degree": 2, "activation_checkpointing": "none"}
-PLACES: dict[str, dict[str, Any]] = {
+LAYOUTS: dict[str, dict[str, Any]] = {
     "sharded": {},
     "native": {"hybrid_shard_degree": 0},
     "copies": {"hybrid_shard_degree": 1},
@@ -49,7 +49,7 @@ class SmpHarness(Harness):
 
 
 def two(harness: Any) -> None:
-    for name, degrees in PLACES.items():
+    for name, degrees in LAYOUTS.items():
         harness.run(name, task(parallelism=degrees, **LEAN))
     harness.run("whole", task(checkpoint={"every_steps": 3, "verify_state": True}, validation={"every_steps": 3}))
     harness.run("broken", task(checkpoint={"every_steps": 3, "verify_state": True}), break_at=8)

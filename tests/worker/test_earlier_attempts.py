@@ -25,26 +25,26 @@ def record(*starts: AttemptStart | None) -> RunRecord:
 
 
 def test_a_run_that_never_published_may_begin(tmp_path: Path) -> None:
-    home = FolderRunStore(tmp_path)
-    assert published_before(home) is None
-    home.create(record(AttemptStart(source="scratch", step=0), None))
-    writer = EventWriter(home.paths.event_file(1, "rank0"), 1)
+    run_store = FolderRunStore(tmp_path)
+    assert published_before(run_store) is None
+    run_store.create(record(AttemptStart(source="scratch", step=0), None))
+    writer = EventWriter(run_store.paths.event_file(1, "rank0"), 1)
     writer.write(StartChosen("scratch", 0))
-    assert published_before(home) is None
+    assert published_before(run_store) is None
 
 
 def test_I7_events_of_an_earlier_attempt_are_believed(tmp_path: Path) -> None:
-    home = FolderRunStore(tmp_path)
+    run_store = FolderRunStore(tmp_path)
     for attempt, step in ((1, 40), (2, 60)):
-        writer = EventWriter(home.paths.event_file(attempt, "rank0"), attempt)
+        writer = EventWriter(run_store.paths.event_file(attempt, "rank0"), attempt)
         writer.write(CheckpointPublished(step, "uri", 1, 1.0, 0.0))
-    home.paths.event_file(3, "rank0").write_text(
+    run_store.paths.event_file(3, "rank0").write_text(
         '{"kind": "checkpoint_published", "step": "x"}\n{"checkpoint_published"'
     )
-    assert published_before(home) == 60
+    assert published_before(run_store) == 60
 
 
 def test_I7_the_record_of_an_attempt_that_continued_is_believed(tmp_path: Path) -> None:
-    home = FolderRunStore(tmp_path)
-    home.create(record(None, AttemptStart(source="checkpoint", step=20)))
-    assert published_before(home) == 20
+    run_store = FolderRunStore(tmp_path)
+    run_store.create(record(None, AttemptStart(source="checkpoint", step=20)))
+    assert published_before(run_store) == 20

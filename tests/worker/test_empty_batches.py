@@ -29,7 +29,7 @@ def write_rows(folder: Path, masked: set[int], count: int = 16) -> Path:
     folder.mkdir()
     lines = []
     for number in range(count):
-        ids = [(7 * number + place) % 250 + 1 for place in range(LENGTH)]
+        ids = [(7 * number + location) % 250 + 1 for location in range(LENGTH)]
         lines.append({"input_ids": ids, "attention_mask": [int(number not in masked)] * LENGTH})
     (folder / "rows.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder

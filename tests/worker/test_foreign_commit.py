@@ -27,8 +27,8 @@ def commit(**meta: Any) -> CommitManifest:
 
 def context(rank: int = 0) -> Any:
     spec = SimpleNamespace(model_dump=lambda mode: {"task": {"parallelism": {}}})
-    place = SimpleNamespace(rank=rank, local_rank=rank, world_size=2, local_world_size=2, is_node_leader=rank == 0)
-    return SimpleNamespace(job=SimpleNamespace(spec=spec), place=place, notice=lambda *_: None)
+    process = SimpleNamespace(rank=rank, local_rank=rank, world_size=2, local_world_size=2, is_node_leader=rank == 0)
+    return SimpleNamespace(job=SimpleNamespace(spec=spec), process=process, notice=lambda *_: None)
 
 
 @pytest.mark.parametrize("reads", [[], [["a"]], "ab", [["a"], None], [["a"], [1]], {"0": ["a"]}, [["a"], [{}]]])

@@ -38,9 +38,9 @@ def in_torch(
     mean = betas[0] * mean + (1 - betas[0]) * slope
     square = betas[1] * square + (1 - betas[1]) * slope.square()
     value = parameter.float() * (1 - rate * decay) - scaled_rate * mean / (square.sqrt() * inverse_root + eps)
-    for place, result in ((parameter, value), (moments[0], mean), (moments[1], square), (copy, value)):
-        if place is not None:
-            place.copy_(result)
+    for location, result in ((parameter, value), (moments[0], mean), (moments[1], square), (copy, value)):
+        if location is not None:
+            location.copy_(result)
 
 
 class Job:

@@ -54,6 +54,6 @@ def test_what_is_not_installed_or_can_be_loaded_is_not_a_matter(tmp_path: Path) 
 
 def test_one_process_of_a_node_looks(kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     polled = context(tmp_path)
-    polled.place = ProcessInfo(rank=1, world_size=2, local_rank=1, local_world_size=2)
+    polled.process = ProcessInfo(rank=1, world_size=2, local_rank=1, local_world_size=2)
     probe_kernels(polled, (kernel,))
     assert capsys.readouterr().out == ""

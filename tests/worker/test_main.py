@@ -175,10 +175,10 @@ def test_DL10_observed_world_size_is_compared_with_the_requested(
     assert "asks for 4" in reported
 
 
-def context_of(tmp_path: Path, task: dict[str, Any], place: ProcessInfo, channels: dict[str, str]) -> WorkerContext:
+def context_of(tmp_path: Path, task: dict[str, Any], process: ProcessInfo, channels: dict[str, str]) -> WorkerContext:
     run = tmp_path / "run"
     job = job_file(task, run, 2).model_copy(update={"channels": channels})
-    return WorkerContext(job, place, ContainerPaths(tmp_path / "node"), RunPaths(run))
+    return WorkerContext(job, process, ContainerPaths(tmp_path / "node"), RunPaths(run))
 
 
 LEADER = ProcessInfo(0, 2, 0, 2)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import launch
-from nxd_configurations import LEAN, MAX_NORM, PLACES, SHORT, STEPS, TIED, UNTIED, WIDE_PLACES
+from nxd_configurations import LAYOUTS, LEAN, MAX_NORM, SHORT, STEPS, TIED, UNTIED, WIDE_LAYOUTS
 from plain_loop import plain_losses
 from worker_jobs import events, exact_steps, losses, result_folder, train_task
 
@@ -51,12 +51,12 @@ def calls(world: World, name: str) -> list[tuple[str, dict[str, str]]]:
     return [(call, options) for call, options in world.results["calls"][name]]
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_losses_of_two_processes_are_those_of_the_plain_model(name: str, plain: dict[int, float], nxd2: World) -> None:
     assert difference(nxd2.run(name), plain) < 1e-5
 
 
-@pytest.mark.parametrize("name", [*WIDE_PLACES, "heads-trn2"])
+@pytest.mark.parametrize("name", [*WIDE_LAYOUTS, "heads-trn2"])
 def test_losses_with_copied_heads_and_stages_are_those_of_the_plain_model(
     name: str, plain: dict[int, float], nxd4: World
 ) -> None:
@@ -65,7 +65,7 @@ def test_losses_with_copied_heads_and_stages_are_those_of_the_plain_model(
     assert difference(nxd4.run(name), plain) < 1e-5
 
 
-@pytest.mark.parametrize("name", WIDE_PLACES)
+@pytest.mark.parametrize("name", WIDE_LAYOUTS)
 def test_CV13_gradient_norms_count_copied_heads_once(name: str, nxd2: World, nxd4: World) -> None:
     """AdamW hardly changes with the scale of gradients, so that losses alone would not show a wrong norm."""
     wanted = [event["grad_norm"] for event in events(nxd2.run("data"), "step")]
@@ -183,8 +183,8 @@ def test_a_process_without_the_sdk_states_which_image_has_it(monkeypatch: pytest
         find_device("nxd", ProcessInfo())
 
 
-@pytest.mark.parametrize(("pipeline", "place"), [(False, "meta"), (True, "cpu")])
-def test_rows_of_a_pipeline_stay_on_the_host(pipeline: bool, place: str) -> None:
+@pytest.mark.parametrize(("pipeline", "location"), [(False, "meta"), (True, "cpu")])
+def test_rows_of_a_pipeline_stay_on_the_host(pipeline: bool, location: str) -> None:
     """NxD's pipeline raises for rows on a device. On the double the device is the host, so another one stands in."""
     from sm_llm.data.source import Batch
     from sm_llm.worker.strategies.nxd.strategy import NxdStrategy
@@ -193,7 +193,7 @@ def test_rows_of_a_pipeline_stay_on_the_host(pipeline: bool, place: str) -> None
     engine: Any = SimpleNamespace(device=SimpleNamespace(torch_device=torch.device("meta")), **of_engine)
     rows = np.zeros((2, 4), np.int64)
     found = NxdStrategy._inputs(engine, [Batch(rows, rows)], torch.tensor(0.5))
-    assert {name: it.device.type for name, it in found.items()} == dict.fromkeys(found, place)
+    assert {name: it.device.type for name, it in found.items()} == dict.fromkeys(found, location)
 
 
 def test_losses_do_not_change_with_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,11 @@ NAME = "model.layers.3.mlp.up_proj.weight"
 @pytest.mark.parametrize(
     "mixture", list(itertools.permutations(["_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module"]))
 )
-@pytest.mark.parametrize("place", [0, 2, 3, 4])
-def test_CV14_words_of_wrappers_are_stripped_wherever_they_stand(mixture: tuple[str, ...], place: int) -> None:
+@pytest.mark.parametrize("location", [0, 2, 3, 4])
+def test_CV14_words_of_wrappers_are_stripped_wherever_they_stand(mixture: tuple[str, ...], location: int) -> None:
     parts = NAME.split(".")
     for count in range(len(mixture) + 1):
-        wrapped = ".".join([*parts[:place], *mixture[:count], *parts[place:]])
+        wrapped = ".".join([*parts[:location], *mixture[:count], *parts[location:]])
         assert plain_name(wrapped) == NAME
         assert plain_name(f"module.{wrapped}") == NAME
 

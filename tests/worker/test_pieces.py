@@ -251,7 +251,7 @@ def test_a_model_that_a_checkpoint_follows_draws_nothing_and_cannot_be_mistaken_
     config = model_config(preset="tiny", path=None, pretrained=None, overrides={})
     for source in ("checkpoint", "branch"):
         assert first_weights(Mock(), Start(source, 3, commit=Mock()), config, 0) is None
-    context = Mock(place=ProcessInfo())
+    context = Mock(process=ProcessInfo())
     assert isinstance(first_weights(context, Start("scratch"), config, 0), InitialWeights)
     model = build_on_meta(config)
     materialise(model, torch.device("cpu"), torch.device("cpu"), None)
@@ -271,7 +271,7 @@ def test_tokens_of_a_process_are_known_before_its_first_forward_pass() -> None:
         assert attention.own(torch.arange(length)[None]).tolist() == [expected]
 
 
-def test_place_reads_torchruns_variables() -> None:
+def test_process_info_reads_torchruns_variables() -> None:
     environ = {
         "RANK": "5",
         "WORLD_SIZE": "8",
@@ -280,10 +280,10 @@ def test_place_reads_torchruns_variables() -> None:
         "GROUP_RANK": "1",
         "GROUP_WORLD_SIZE": "2",
     }
-    place = ProcessInfo.read(environ)
-    assert place == ProcessInfo(rank=5, world_size=8, local_rank=1, local_world_size=4, node=1, node_count=2)
-    assert not place.is_leader
-    assert not place.is_node_leader
+    process = ProcessInfo.read(environ)
+    assert process == ProcessInfo(rank=5, world_size=8, local_rank=1, local_world_size=4, node=1, node_count=2)
+    assert not process.is_leader
+    assert not process.is_node_leader
     assert ProcessInfo.read({}).is_leader
 
 

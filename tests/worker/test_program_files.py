@@ -36,14 +36,14 @@ def copied(target: Path) -> list[str]:
     return sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("place", ["out", "pkg/out", "."])
-def test_A1_a_copy_inside_its_own_source_ends_and_leaves_runs_out(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("location", ["out", "pkg/out", "."])
+def test_A1_a_copy_inside_its_own_source_ends_and_leaves_runs_out(tmp_path: Path, location: str) -> None:
     source = program(tmp_path / "src")
-    run_folder(source / place / "older")
-    target = run_folder(source / place / "newer") / "local" / "script" / "program"
+    run_folder(source / location / "older")
+    target = run_folder(source / location / "newer") / "local" / "script" / "program"
     reported = copy_program(source, target)
     assert copied(target) == ["pkg/part.py", "train.py"]
-    assert reported == [f"task.source: 2 run folders left out (in {place})"]
+    assert reported == [f"task.source: 2 run folders left out (in {location})"]
 
 
 def test_A1_a_copy_never_descends_into_its_own_place(tmp_path: Path) -> None:

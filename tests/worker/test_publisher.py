@@ -60,7 +60,7 @@ class Bench:
         self.logged: list[str] = []
         self.store = Shut(root / "run")
         context: Any = SimpleNamespace(
-            place=ProcessInfo(),
+            process=ProcessInfo(),
             copies=LocalCopies(root),
             job=SimpleNamespace(run_id="tiny"),
             agent=SimpleNamespace(call=lambda function, *arguments, **named: function(*arguments, **named)),

@@ -58,8 +58,8 @@ def register_job(storage: str, model: str, tmp_path: Path) -> dict[str, str]:
     folder = tmp_path / "node"
     folder.mkdir(exist_ok=True)
     (folder / "job.json").write_text(job.model_dump_json())
-    places = {JOB_ENVIRONMENT: str(folder / "job.json"), "SAGEMAKER_BASE_DIR": str(folder / "base")}
-    return {**os.environ, **places}
+    locations = {JOB_ENVIRONMENT: str(folder / "job.json"), "SAGEMAKER_BASE_DIR": str(folder / "base")}
+    return {**os.environ, **locations}
 
 
 def packages(double: SageMakerDouble) -> list[dict[str, Any]]:
@@ -69,15 +69,15 @@ def packages(double: SageMakerDouble) -> list[dict[str, Any]]:
 def test_a_version_is_exactly_the_files_of_the_committed_save_and_is_made_once(
     storage: str, sagemaker_double: SageMakerDouble, tmp_path: Path
 ) -> None:
-    place = trained(f"{storage}/train-1", tmp_path)
+    location = trained(f"{storage}/train-1", tmp_path)
     environ = register_job(storage, f"{storage}/train-1/result", tmp_path)
     assert main("register", environ) == 0
     assert main("register", environ) == 0
     (sent,) = packages(sagemaker_double)
     (container,) = sent["InferenceSpecification"]["Containers"]
-    source = {"S3Uri": place, "S3DataType": "S3Prefix", "CompressionType": "None"}
+    source = {"S3Uri": location, "S3DataType": "S3Prefix", "CompressionType": "None"}
     assert container == {"Image": "serve:1", "ModelDataSource": {"S3DataSource": source}}
-    names = {it.key for it in open_store(place.rstrip("/")).list("")}
+    names = {it.key for it in open_store(location.rstrip("/")).list("")}
     assert names == {"config.json", "model.safetensors"}
     final = find_final(open_store(f"{storage}/register-1"))
     assert final is not None

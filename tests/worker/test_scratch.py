@@ -23,10 +23,10 @@ def test_the_disk_that_is_reported_is_used_and_the_same_for_every_attempt(tmp_pa
     assert folders == {tmp_path / "sm-llm" / "run" / "node-1"}
 
 
-@pytest.mark.parametrize("place", ["model/x", "checkpoints", "nothing"])
-def test_CK36_a_disk_where_the_platform_looks_or_that_is_none_is_refused(tmp_path: Path, place: str) -> None:
-    reported = tmp_path / place
-    if place != "nothing":
+@pytest.mark.parametrize("location", ["model/x", "checkpoints", "nothing"])
+def test_CK36_a_disk_where_the_platform_looks_or_that_is_none_is_refused(tmp_path: Path, location: str) -> None:
+    reported = tmp_path / location
+    if location != "nothing":
         reported.mkdir(parents=True)
     with pytest.raises(RunFailed, match=DISK_ENVIRONMENT):
         scratch_folder(ContainerPaths(tmp_path), "run", 0, {DISK_ENVIRONMENT: str(reported)})

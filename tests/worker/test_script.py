@@ -41,9 +41,9 @@ class Job:
     def __init__(self, tmp_path: Path, program: str = DUMP, *, entry: str = "train.py", **task: Any) -> None:
         self.source = tmp_path / "src"
         self.source.mkdir(exist_ok=True)
-        place = self.source / (f"{entry[3:].replace('.', '/')}.py" if entry.startswith("-m") else entry)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(program)
+        location = self.source / (f"{entry[3:].replace('.', '/')}.py" if entry.startswith("-m") else entry)
+        location.parent.mkdir(parents=True, exist_ok=True)
+        location.write_text(program)
         self.folder = tmp_path / "run"
         self.task = {"kind": "script", "entry": entry, "source": str(self.source), **task}
         self.environ: dict[str, str] = {}

@@ -46,11 +46,11 @@ class Cluster:
 
     def _node(self, node: int, count: int) -> ScriptPublisher:
         context = SimpleNamespace(
-            place=SimpleNamespace(is_leader=node == 0, node=node, node_count=count, world_size=count),
+            process=SimpleNamespace(is_leader=node == 0, node=node, node_count=count, world_size=count),
             job=SimpleNamespace(run_id="run", spec_digest="digest"),
             agent=SimpleNamespace(call=lambda function, *given, **named: function(*given, **named)),
             notice=lambda message, _: self.notices.append(message),
-            say=lambda _: None,
+            log=lambda _: None,
             emit=lambda _: None,
         )
         self.checkpoints(node).mkdir(parents=True)
@@ -360,10 +360,10 @@ def test_files_whose_copy_lasts_until_the_node_has_given_up_are_reported_as_late
 def test_files_that_are_handed_over_just_before_the_node_looks_once_more_are_published(
     tmp_path: Path, mine: Path, monkeypatch: pytest.MonkeyPatch, handing: Callable[[Path], None]
 ) -> None:
-    def handed_over_now(place: Path, step: int) -> Path:
-        if place == cluster.handover(1) and not closed(place, step).exists():
+    def handed_over_now(handover: Path, step: int) -> Path:
+        if handover == cluster.handover(1) and not closed(handover, step).exists():
             publish(mine, step)
-        return closed(place, step)
+        return closed(handover, step)
 
     monkeypatch.setattr(script_publisher, "LATE_SECONDS", 0.0)
     monkeypatch.setattr(script_publisher, "closed", handed_over_now)
@@ -383,12 +383,12 @@ def test_files_handed_over_to_a_node_that_gives_up_are_late_unless_it_takes_them
     handover = tmp_path / "handover"
     handing(handover)
 
-    def given_up(place: Path, step: int) -> Any:
+    def given_up(handover: Path, step: int) -> Any:
         polls = iter([False, True])
 
         def exists() -> bool:
-            if (place / str(step)).exists() and taken:
-                (place / str(step)).rename(place / "taken")
+            if (handover / str(step)).exists() and taken:
+                (handover / str(step)).rename(handover / "taken")
             return next(polls)
 
         return SimpleNamespace(exists=exists)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conftest import launch
 from plain_loop import plain_losses
-from smp_configurations import LEAN, PLACES
+from smp_configurations import LAYOUTS, LEAN
 from worker_jobs import events, exact_steps, losses, result_folder, train_task
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def refusal(world: World, attempt: int) -> str:
     return str(message)
 
 
-@pytest.mark.parametrize("name", [*PLACES, "whole"])
+@pytest.mark.parametrize("name", [*LAYOUTS, "whole"])
 def test_losses_are_those_of_a_plain_loop(name: str, plain: dict[int, float], smp2: World) -> None:
     assert difference(smp2.run(name), plain) < 1e-4
 

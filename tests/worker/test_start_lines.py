@@ -15,11 +15,11 @@ class Context(WorkerContext):
     """A context that keeps its log lines."""
 
     def __init__(self, rank: int = 0) -> None:
-        self.place, self.marker, self.began = ProcessInfo(rank=rank, world_size=2), ProgressMarker(), 0.0
+        self.process, self.marker, self.began = ProcessInfo(rank=rank, world_size=2), ProgressMarker(), 0.0
         self.lines: list[str] = []
         self.logged = threading.Event()
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self.lines.append(message)
         self.logged.set()
 

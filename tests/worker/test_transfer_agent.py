@@ -233,7 +233,7 @@ def test_I10_parts_that_a_SIGKILL_left_go_with_the_next_start(
     fault_proxy.set()
     assert len(open_uploads(s3_server, bucket)) == 1, "nobody was left to abort it"
     notices: list[str] = []
-    context: Any = SimpleNamespace(place=ProcessInfo(), notice=lambda *reported: notices.append(str(reported)))
+    context: Any = SimpleNamespace(process=ProcessInfo(), notice=lambda *reported: notices.append(str(reported)))
     StartResolver(context, cast("Any", None), store, cast("Any", None), cast("Any", None))._abort_stale_uploads()
     assert (open_uploads(s3_server, bucket), notices) == ([], [])
 

@@ -172,7 +172,7 @@ def test_a_phase_is_not_taken_for_a_step_whenever_the_reader_is_held_up(begins: 
 
 
 @pytest.mark.parametrize(
-    ("places", "behind"),
+    ("locations", "behind"),
     [
         ([(5, "step"), (5, "step")], []),
         ([(5, "step"), (4, "step"), (5, "step")], [1]),
@@ -181,8 +181,8 @@ def test_a_phase_is_not_taken_for_a_step_whenever_the_reader_is_held_up(begins: 
         ([(6, "waiting for data"), (5, "step")], [1]),
     ],
 )
-def test_who_is_behind(places: list[tuple[int, str]], behind: list[int]) -> None:
-    answers = [RankReport(rank, step, phase, "") for rank, (step, phase) in enumerate(places)]
+def test_who_is_behind(locations: list[tuple[int, str]], behind: list[int]) -> None:
+    answers = [RankReport(rank, step, phase, "") for rank, (step, phase) in enumerate(locations)]
     assert _behind(answers) == behind
 
 

@@ -23,9 +23,9 @@ class Rejections:
     counts: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
 
-    def add(self, reason: str, place: str) -> None:
+    def add(self, reason: str, location: str) -> None:
         self.counts[reason] = self.counts.get(reason, 0) + 1
-        self.first.setdefault(reason, place)
+        self.first.setdefault(reason, location)
 
 
 @dataclass(frozen=True)

@@ -83,10 +83,10 @@ def _training_texts(task: PrepareTask, files: list[SourceFile], rejections: Reje
 
 
 def _not_held_out(task: PrepareTask, file: SourceFile, rejections: Rejections) -> Iterator[tuple[str, int]]:
-    def is_left_out(text: str | Iterable[str], place: str) -> bool:
+    def is_left_out(text: str | Iterable[str], location: str) -> bool:
         held_out = is_held_out(text, task.seed, task.validation_fraction)
         if held_out:
-            rejections.add(_HELD_OUT, place)
+            rejections.add(_HELD_OUT, location)
         return held_out
 
     for documents in file.documents(task.text_field, rejections):

@@ -15,7 +15,7 @@ from sm_llm.launcher.build_submission import build_submission, new_record
 from sm_llm.launcher.job_inputs import rendered
 from sm_llm.runs.locate import remember_launch
 from sm_llm.runs.outcome import Outcome
-from sm_llm.runs.results import has_final, link_result, result_place
+from sm_llm.runs.results import has_final, link_result, result_location
 from sm_llm.runs.run_paths import STEPS, step_run_id
 from sm_llm.runs.run_record import RequestedRun
 from sm_llm.runs.run_states import RunState
@@ -43,8 +43,8 @@ def previewed(workflow: WorkflowSpec, plans: Sequence[Plan], run_id: str, run_ur
     """What every step of a workflow that is new would be sent."""
     for plan in plans:
         assert plan.step is not None
-        own, place = step_run_id(run_id, plan.step), join(run_uri, STEPS, plan.step)
-        yield rendered(at_stable_addresses(workflow, plan, run_uri), own, place)
+        own, address = step_run_id(run_id, plan.step), join(run_uri, STEPS, plan.step)
+        yield rendered(at_stable_addresses(workflow, plan, run_uri), own, address)
 
 
 def at_stable_addresses(workflow: WorkflowSpec, plan: Plan, run_uri: str) -> Plan:
@@ -60,29 +60,29 @@ def behind(submission: Submission, steps: Sequence[str]) -> Submission:
     return replace(submission, request={**submission.request, "after": list(steps)})
 
 
-def has_result(home: RunStore, above: RunRecord, step: str) -> bool:
-    """Whether a step of the workflow at ``home`` has published its result. ``above`` is the workflow's record."""
-    place = home.below(STEPS, step)
-    return place.exists() and has_final(place, step_run_id(above.run_id, step))
+def has_result(run_store: RunStore, above: RunRecord, step: str) -> bool:
+    """Whether a step of the workflow at ``run_store`` has published its result. ``above`` is the workflow's record."""
+    step_store = run_store.below(STEPS, step)
+    return step_store.exists() and has_final(step_store, step_run_id(above.run_id, step))
 
 
-def next_submission(home: RunStore, above: RunRecord, plan: Plan, folder: Path | None) -> Submission:
-    """The submission of the next attempt of a step's own run at ``home``, whose record is written, or follows ``plan``.
+def next_submission(run_store: RunStore, above: RunRecord, plan: Plan, folder: Path | None) -> Submission:
+    """The submission of the next attempt of a step's run in ``run_store``, whose record is written or follows ``plan``.
 
     ``folder`` is what its relative inputs are relative to.
     """
     assert plan.step is not None
     summary = [plan.to_json()]
-    if not home.exists():
+    if not run_store.exists():
         run_id = step_run_id(above.run_id, plan.step)
         record = new_record(run_id, plan.job, plan.digest, {}, summary, created=time.time(), folder=folder)
-        home.create(record)
-        remember_launch(home, record)
-    elif home.record().spec_digest != plan.digest:
+        run_store.create(record)
+        remember_launch(run_store, record)
+    elif run_store.record().spec_digest != plan.digest:
         # The workflow was resumed with changes: the step's record follows.
         asked = RequestedRun(spec=plan.job.model_dump(mode="json"), spec_digest=plan.digest, plan=summary)
-        home.update(lambda held: held.asking(asked))
-    return build_submission(plan, home, home.record(), folder=folder)
+        run_store.update(lambda held: held.asking(asked))
+    return build_submission(plan, run_store, run_store.record(), folder=folder)
 
 
 def alive(found: Mapping[str, NativeState]) -> NativeState | None:
@@ -97,14 +97,14 @@ def alive(found: Mapping[str, NativeState]) -> NativeState | None:
 
 
 def settled(
-    home: RunStore, record: RunRecord, last: Attempt, found: Mapping[str, NativeState], never_begun: str
+    run_store: RunStore, record: RunRecord, last: Attempt, found: Mapping[str, NativeState], never_begun: str
 ) -> NativeState:
     """Record how a workflow has ended, all of whose steps have; ``never_begun`` are the words for one without a job."""
     outcome = _ending(record, found, never_begun)
-    if outcome.state is RunState.COMPLETED and not home.is_remote:
+    if outcome.state is RunState.COMPLETED and not run_store.is_remote:
         step = list(record.spec["steps"])[-1]
-        link_result(home, result_place(home.below(STEPS, step), step_run_id(record.run_id, step)))
-    return NativeState.of(record_outcome(home, last, outcome))
+        link_result(run_store, result_location(run_store.below(STEPS, step), step_run_id(record.run_id, step)))
+    return NativeState.of(record_outcome(run_store, last, outcome))
 
 
 def _ending(record: RunRecord, found: Mapping[str, NativeState], never_begun: str) -> Outcome:

@@ -54,27 +54,27 @@ class Display:
             pass
         elif event["kind"] == "throughput" and self._live is None and self._step:
             summary = self._builder.summary
-            self._say(training_line(self._step, event, summary.total_steps, summary.eta_seconds))
+            self._print(training_line(self._step, event, summary.total_steps, summary.eta_seconds))
         elif event["kind"] == "progress" and self._live is None:
-            self._say_progress(event)
+            self._print_progress(event)
         elif line := event_line(event):
-            self._say(line, warn=event.get("level", "info") != "info")
+            self._print(line, warn=event.get("level", "info") != "info")
         if self._live is not None:
             self._live.update(live_text(self._label, self._builder.summary, self._console.width))
 
-    def _say(self, line: str, *, warn: bool = False) -> None:
+    def _print(self, line: str, *, warn: bool = False) -> None:
         from rich.text import Text
 
         text = Text.assemble((f"{self._label}  ", "dim"), (line, "yellow" if warn else ""))
         # soft_wrap keeps a line whole, to be copied and searched for.
         self._console.print(text, soft_wrap=True)
 
-    def _say_progress(self, event: Mapping[str, Any]) -> None:
+    def _print_progress(self, event: Mapping[str, Any]) -> None:
         phase, done, total = event["phase"], event["done"], event["total"]
         share = done / total if total else 0.0
         if phase != self._printed[0] or share >= self._printed[1] + _PLAIN_PROGRESS_STEP:
             self._printed = (phase, share)
-            self._say(f"{phase} {share:.0%}" if total else f"{phase} {big(done)} {event['unit']}".rstrip())
+            self._print(f"{phase} {share:.0%}" if total else f"{phase} {big(done)} {event['unit']}".rstrip())
 
 
 def live_text(label: str, summary: Summary, width: int) -> Text:

@@ -27,8 +27,8 @@ def print_summary(run: RunHandle, console: Console, plot: str | None) -> None:
     style = STATE_STYLES.get(status.state, "")
     reason = f": {status.reason}" if status.reason else _reached(status)
     console.print(Text.assemble("\n", (status.state.value, f"bold {style}".strip()), took, reason), soft_wrap=True)
-    places = [("run", run.uri), ("result", run.result_link), ("plot", plot)]
-    for name, value in places:
+    locations = [("run", run.uri), ("result", run.result_link), ("plot", plot)]
+    for name, value in locations:
         if value:
             console.print(f"  {name:<9} {value}", soft_wrap=True)
     console.print(f"  {'more':<9} sm-llm status {quoted(run.uri)} (also metrics, logs)", soft_wrap=True)
@@ -111,11 +111,11 @@ def _print_loading(run: RunHandle, console: Console) -> None:
     result = run.result_link
     if result is None:
         return
-    if run.home.is_remote:
+    if run.run_store.is_remote:
         _print_heading(console, "Get it with")
         console.print(f"  sm-llm sync {quoted(result, f'./{run.job.id}')}", soft_wrap=True)
     # A result in S3 is loaded from where the printed command copies it to.
-    folder = Path(run.job.id) if run.home.is_remote else Path(result)
+    folder = Path(run.job.id) if run.run_store.is_remote else Path(result)
     if run.job.kind not in ("train", "prepare"):
         return  # what a script or a fetch leaves, nobody but its user knows
     _print_heading(console, "Load it with")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import Issue, PlanError, SubmitError
 from sm_llm.launcher.aws_account import AwsAccount, aws_errors
 from sm_llm.launcher.images.images import dns_suffix, rows, uri
-from sm_llm.package import HOME
+from sm_llm.package import PACKAGE_PARENT
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def registry_of(image_uri: str) -> re.Match[str]:
 
 
 def _checkout() -> Path:
-    root = HOME
+    root = PACKAGE_PARENT
     if not (root / "docker").is_dir():
         raise SubmitError(f"{root}: has no folder docker. Images are built from a checkout of the repository")
     return root

@@ -26,15 +26,15 @@ STATE_SECONDS = 1.0
 class EventTail:
     """New events of one run since the last look, from attempt ``first_attempt`` on."""
 
-    def __init__(self, home: RunStore, first_attempt: int) -> None:
-        self._home = home
+    def __init__(self, run_store: RunStore, first_attempt: int) -> None:
+        self._run_store = run_store
         self._first_attempt = first_attempt
         self._offsets: dict[Path, int] = {}
 
     def new_events(self) -> Iterator[dict[str, Any]]:
         """Events written since the last call, file by file."""
-        self._home.refresh(f"events/attempt-{self._first_attempt}-")
-        for attempt, _, path in event_files(self._home.paths.events):
+        self._run_store.refresh(f"events/attempt-{self._first_attempt}-")
+        for attempt, _, path in event_files(self._run_store.paths.events):
             if attempt >= self._first_attempt:
                 for offset, event in read_file(path, self._offsets.get(path, 0)):
                     self._offsets[path] = offset
@@ -49,7 +49,7 @@ def follow(
     A store or platform that does not answer for a while is reported as a notice.
     """
     tails: dict[str, tuple[RunHandle, EventTail]] = {}
-    pause, retries = run.home.poll_seconds, RetryPolicy(run.home)
+    pause, retries = run.run_store.poll_seconds, RetryPolicy(run.run_store)
     for poll in itertools.count():
         # Asked before reading, so that the last events are never missed; and seldom, for it reads the whole record.
         asks = poll % max(1, round(STATE_SECONDS / pause)) == 0
@@ -86,7 +86,7 @@ def _begin_tails(run: RunHandle, tails: dict[str, tuple[RunHandle, EventTail]]) 
         return
     for job in _jobs_of_newest_attempt(run):
         if job.uri not in tails:
-            tails[job.uri] = (job, EventTail(job.home, job.attempts[-1].number))
+            tails[job.uri] = (job, EventTail(job.run_store, job.attempts[-1].number))
 
 
 def _jobs_of_newest_attempt(run: RunHandle) -> list[RunHandle]:
@@ -107,7 +107,7 @@ def has_begun_in(attempt: Attempt, step: RunHandle) -> bool:
 
 def final_state(run: RunHandle, pause: float, sleep: Callable[[float], None]) -> RunState:
     """Wait, in ``pause`` seconds, until ``run`` has ended, or nobody is about to start it; silently."""
-    retries = RetryPolicy(run.home)
+    retries = RetryPolicy(run.run_store)
     while True:
         try:
             state, reason = run.describe()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from sm_llm.errors import QueryError, StorageError
 from sm_llm.launcher.log_filter import LogFilter
 from sm_llm.launcher.observe.retry_policy import RetryPolicy
-from sm_llm.terminal import say
+from sm_llm.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,18 +57,18 @@ def _end_of_whole_lines(stream: BinaryIO) -> int:
 
 
 def fresh_logs(
-    home: RunStore, attempt: int, still_running: Callable[[], bool], wanted: LogFilter | None = None
+    run_store: RunStore, attempt: int, still_running: Callable[[], bool], wanted: LogFilter | None = None
 ) -> Iterator[str]:
     """``read_logs`` of a run that may be kept, or run, elsewhere."""
 
-    retries = RetryPolicy(home)
+    retries = RetryPolicy(run_store)
     was_alive = False
 
     def check() -> bool:
         nonlocal was_alive
         try:
             alive = still_running()  # asked before the rest, so that the last lines are never missed
-            home.refresh(f"logs/attempt-{attempt}/")
+            run_store.refresh(f"logs/attempt-{attempt}/")
         except StorageError as issue:
             if not was_alive:  # nobody follows yet
                 raise
@@ -78,7 +78,7 @@ def fresh_logs(
         was_alive = alive
         return alive
 
-    return read_logs(home.paths, attempt, wanted, still_running=check, poll=home.poll_seconds)
+    return read_logs(run_store.paths, attempt, wanted, still_running=check, poll=run_store.poll_seconds)
 
 
 def copied_logs(
@@ -98,7 +98,7 @@ def copied_logs(
                 pass
         except QueryError as error:
             if not has_failed:
-                say(f"{error}. The job continues; asking again", err=True)
+                echo(f"{error}. The job continues; asking again", err=True)
             has_failed = True
             # Until it answers again the job is taken for alive.
             return True

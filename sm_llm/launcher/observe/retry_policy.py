@@ -18,16 +18,16 @@ PATIENCE_SECONDS = 900.0
 
 @dataclass
 class RetryPolicy:
-    """Of one follower of the run in ``home``. A folder does not come back by itself, so its errors are never borne."""
+    """Of one follower of a run. A folder does not come back by itself, so its errors are never borne."""
 
-    home: RunStore
+    run_store: RunStore
     _since: float | None = None
     _who: str = "the run's storage"
 
     def bear(self, issue: StorageError | QueryError) -> str | None:
         """The line to print when trouble begins, None while it lasts. Raises the issue when it has lasted too long."""
         now = time.monotonic()
-        comes_back = self.home.is_remote or isinstance(issue, QueryError)
+        comes_back = self.run_store.is_remote or isinstance(issue, QueryError)
         if not comes_back or (self._since is not None and now - self._since > PATIENCE_SECONDS):
             raise issue
         if self._since is not None:

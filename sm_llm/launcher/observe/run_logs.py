@@ -44,7 +44,7 @@ def _jobs(run: RunHandle, follow: bool) -> Iterator[RunHandle]:
         return
     for name in run.record.spec["steps"]:
         while follow and not (run.state.is_final or _is_settled(run, name)):
-            time.sleep(max(_POLL_SECONDS, run.home.poll_seconds))
+            time.sleep(max(_POLL_SECONDS, run.run_store.poll_seconds))
         if name in run.steps:
             yield run.steps[name]
 
@@ -72,7 +72,7 @@ def _own_lines(run: RunHandle, wanted: LogFilter, follow: bool, attempt: int | N
         where = ".".join(map(str, ("spec", "compute", *first["loc"])))
         raise StorageError(f"{run.uri}: its record cannot be used: {where}: {first['msg']}") from error
     yield from run.backend.logs(
-        run.home,
+        run.run_store,
         attempt or numbers[-1],
         wanted.on(compute.instance_count, compute.processes),
         lambda: follow and not run.state.is_final,

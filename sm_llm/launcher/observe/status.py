@@ -89,8 +89,8 @@ def status_of(run: RunHandle) -> Status:
 
 def _is_asked_to_stop(run: RunHandle, attempt: int) -> bool:
     """Whether a request to stop waits for the attempt, or for the newest step's, which has not seen it yet."""
-    asked = [(run.home, attempt), *((it.home, it.attempts[-1].number) for it in (run.job,) if it.attempts)]
-    return any(home.is_asked_to_stop(number) for home, number in asked)
+    asked = [(run.run_store, attempt), *((it.run_store, it.attempts[-1].number) for it in (run.job,) if it.attempts)]
+    return any(run_store.is_asked_to_stop(number) for run_store, number in asked)
 
 
 def _sum(amounts: Iterable[int | None]) -> int | None:

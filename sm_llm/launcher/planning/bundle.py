@@ -70,7 +70,7 @@ def make_bundle(source: SourceTree | None = None, lock: str | None = None) -> Bu
 
 def local_source(source: str | None) -> SourceTree | None:
     """The files of a script's source folder; None for one that is not on this machine."""
-    from sm_llm.launcher.planning.local_places import local_folder
+    from sm_llm.launcher.planning.local_paths import local_folder
     from sm_llm.launcher.planning.source_tree import source_tree
 
     folder = local_folder(source)
@@ -79,9 +79,9 @@ def local_source(source: str | None) -> SourceTree | None:
 
 def package_files() -> dict[str, bytes | Path]:
     """The files of this package by their name in the bundle."""
-    home = Path(str(files("sm_llm")))
-    found = (path for path in sorted(home.rglob("*")) if path.suffix in _PACKAGE_SUFFIXES and path.is_file())
-    return {f"sm_llm/{path.relative_to(home).as_posix()}": path for path in found}
+    package = Path(str(files("sm_llm")))
+    found = (path for path in sorted(package.rglob("*")) if path.suffix in _PACKAGE_SUFFIXES and path.is_file())
+    return {f"sm_llm/{path.relative_to(package).as_posix()}": path for path in found}
 
 
 def _tar(members: Mapping[str, bytes | Path]) -> bytes:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import DataError, Issue, warning
 from sm_llm.launcher.planning.draft import Upstream, tokenizer_vocabulary
-from sm_llm.launcher.planning.local_places import is_reference, local_folder, referenced_step
+from sm_llm.launcher.planning.local_paths import is_reference, local_folder, referenced_step
 from sm_llm.launcher.planning.model_facts import pretrained_issues
 from sm_llm.launcher.planning.plan import RANDOM
 from sm_llm.launcher.planning.unread_settings import OF_SCHEDULES, check_unread_settings, has_validation
@@ -35,7 +35,7 @@ def check_storage_folder(draft: Draft) -> Iterator[Issue]:
     if folder is None:
         return
     # The nearest place that exists: folders below it are made when a run begins.
-    there = next(place for place in (folder, *folder.parents) if place.exists())
+    there = next(location for location in (folder, *folder.parents) if location.exists())
     if not there.is_dir():
         where = "is a file" if there == folder else f"lies below {there}, which is a file"
         remedy = "Give a folder; it is made if it is not there"
@@ -46,7 +46,7 @@ def check_sources(draft: Draft) -> Iterator[Issue]:
     """Places on this machine that are not there, or hold something else than what the task reads there."""
     training = training_of(draft.job.task)
     is_stream = training is not None and training.data.format == "stream"
-    if is_stream or any(local_folder(place) is not None for place in sources(draft.job).values()):
+    if is_stream or any(local_folder(location) is not None for location in sources(draft.job).values()):
         from sm_llm.launcher.planning.source_contents import source_issues
 
         yield from source_issues(draft.job)

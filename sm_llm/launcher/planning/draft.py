@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sm_llm.contract.memory_estimate import MemoryEstimate, memory_estimate
 from sm_llm.errors import DataError, Issue, PlanError, SpecError
-from sm_llm.launcher.planning.local_places import is_reference, local_folder
+from sm_llm.launcher.planning.local_paths import is_reference, local_folder
 from sm_llm.launcher.planning.model_facts import ModelFacts, model_facts, planned_config, pretrained_source
 from sm_llm.spec.derive import Derived, derive_task
 from sm_llm.spec.job_machines import smallest_card

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, SpecError, StorageError
-from sm_llm.launcher.planning.local_places import local_folder
+from sm_llm.launcher.planning.local_paths import local_folder
 from sm_llm.models.config import model_config
 from sm_llm.models.families.table import family
 from sm_llm.models.parallel import kv_heads, model_issues

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sm_llm.contract.image_packages import REQUIREMENTS
 from sm_llm.errors import PlanError
-from sm_llm.launcher.planning.local_places import contents, local_folder
+from sm_llm.launcher.planning.local_paths import contents, local_folder
 from sm_llm.redaction import redact
 from sm_llm.spec.inputs import FileSystemInput
 from sm_llm.spec.tasks import PrepareTask, ScriptTask, TrainTask, training_of
@@ -90,10 +90,10 @@ def _input(value: Input) -> str:
     return f"{value.uri} ({', '.join(words)})"
 
 
-def _with_contents(place: str) -> str:
+def _with_contents(location: str) -> str:
     """A place, with the number and size of its files where it is on this machine."""
-    folder = local_folder(place)
-    return place if folder is None or not folder.exists() else f"{place} ({contents(folder)})"
+    folder = local_folder(location)
+    return location if folder is None or not folder.exists() else f"{location} ({contents(folder)})"
 
 
 def _arguments(task: ScriptTask) -> str:

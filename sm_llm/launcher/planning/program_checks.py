@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sm_llm.contract.image_packages import REQUIREMENTS, is_owned
 from sm_llm.contract.program_tree import IGNORE_FILE, ProgramTree
 from sm_llm.errors import Issue, warning
-from sm_llm.launcher.planning.local_places import is_reference, local_folder
+from sm_llm.launcher.planning.local_paths import is_reference, local_folder
 from sm_llm.launcher.planning.requirement_file import requirement_issues
 from sm_llm.optional import is_installed
 from sm_llm.runs.run_paths import CONTAINER_BASE

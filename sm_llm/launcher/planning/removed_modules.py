@@ -45,8 +45,8 @@ def import_warnings(tree: SourceTree, image: Image | None, entry: str) -> Iterat
     """
     imported, broken = _imported(tree)
     yield from _syntax_warnings(broken, entry)
-    for module, place in sorted(imported.items()):
-        where, what = f"task.source/{place}", f"imports {module}, which"
+    for module, location in sorted(imported.items()):
+        where, what = f"task.source/{location}", f"imports {module}, which"
         removed = next((it for it in _REMOVED if _is_below(module, it)), None)
         if removed == _FSDP_CHECKPOINT and image is not None and image.version in _WITH_FSDP_CHECKPOINT:
             continue

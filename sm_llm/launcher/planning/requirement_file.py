@@ -159,8 +159,8 @@ class _Program:
 
     def _requirement(self, path: str, number: int, line: str) -> Iterator[Issue]:
         package, image = _package(line), self._image
-        if (place := _file_url(line)) is not None:
-            yield from self._location_issues(path, number, place)
+        if (location := _file_url(line)) is not None:
+            yield from self._location_issues(path, number, location)
         elif _is_local(line):
             yield from self._location_issues(path, number, line)
         elif not _is_requirement(line):
@@ -199,10 +199,10 @@ class _Program:
     def _location_issues(self, path: str, number: int, line: str) -> Iterator[Issue]:
         """Issues of a folder or archive, relative to the program's folder, where pip runs."""
         # A folder may be named with extras: ./lib[gpu].
-        place = posixpath.normpath(re.sub(r"\[[^\]]*\]$", "", line.removeprefix("file:")))
-        if "${" in place:
+        location = posixpath.normpath(re.sub(r"\[[^\]]*\]$", "", line.removeprefix("file:")))
+        if "${" in location:
             return
-        if place.startswith("/"):
+        if location.startswith("/"):
             if self._image is not None:  # an image of one's own may hold it
                 problem = f"line {number} names a file of this machine, which {self._image.name} does not hold"
                 yield Issue(
@@ -213,8 +213,8 @@ class _Program:
                     "Put it into task.source, and name it relative to it",
                 )
             return
-        if place.endswith(_ARCHIVES):
-            if self._file(place) is None:
+        if location.endswith(_ARCHIVES):
+            if self._file(location) is None:
                 problem = f"line {number} names an archive that does not go with the program"
                 yield Issue(
                     "requirement-archive-outside-program",
@@ -223,7 +223,7 @@ class _Program:
                     line,
                     "Put it into task.source, or name the package",
                 )
-        elif not self._has_folder(place):
+        elif not self._has_folder(location):
             problem = f"line {number} names a folder that does not go with the program"
             yield Issue(
                 "requirement-folder-outside-program",
@@ -232,7 +232,7 @@ class _Program:
                 line,
                 "Put it into task.source, or name the package",
             )
-        elif not any(self._file(posixpath.normpath(f"{place}/{it}")) for it in _PROJECTS):
+        elif not any(self._file(posixpath.normpath(f"{location}/{it}")) for it in _PROJECTS):
             problem = f"line {number} asks pip to install a folder that has no {' and no '.join(_PROJECTS)}"
             yield Issue(
                 "requirement-folder-without-project",

@@ -13,7 +13,7 @@ from sm_llm.data.describe import DATASET_INFO, STATE, assert_rows, describe_rows
 from sm_llm.data.peek import LINE_SUFFIXES, assert_line_rows
 from sm_llm.errors import DataError, Issue
 from sm_llm.launcher.planning.draft import tokenizer_vocabulary
-from sm_llm.launcher.planning.local_places import local_folder
+from sm_llm.launcher.planning.local_paths import local_folder
 from sm_llm.spec.references import source_fields
 from sm_llm.spec.tasks import TrainTask, training_of
 from sm_llm.spec.training import STREAM_BUILDERS, StreamData
@@ -51,11 +51,11 @@ class SourceKind:
     """Reads what a plan can afford to read; raises ``DataError``."""
 
 
-def _read_text(place: Path) -> None:
+def _read_text(location: Path) -> None:
     from sm_llm.data.prepare.source_files import find_files
 
     try:
-        files = find_files([str(place)], lambda _: None)
+        files = find_files([str(location)], lambda _: None)
     except DataError as error:
         raise DataError(f"has no text to read: {error}") from None
     if not any(file.size for file in files):
@@ -70,8 +70,8 @@ def _read_tokenizer(folder: Path) -> None:
         raise DataError(f"{folder / _TOKENIZER}: holds no tokens, so it is no tokenizer")
 
 
-def _read_config(place: Path) -> None:
-    read_json(place if place.is_file() else place / _CONFIG)
+def _read_config(location: Path) -> None:
+    read_json(location if location.is_file() else location / _CONFIG)
 
 
 def _read_rows(folder: Path) -> None:
@@ -123,11 +123,11 @@ def source_issues(job: JobSpec) -> Iterator[Issue]:
     """
     for path, block, name, value in source_fields(job.task):
         wanted = WANTED[type(block).__name__, name]
-        place = local_folder(run_and_step(value)[0] if name == "checkpoint" else value)
-        if place is None or wanted.is_elsewhere or (value.startswith("/") and not job.backend.sees_this_machine):
+        location = local_folder(run_and_step(value)[0] if name == "checkpoint" else value)
+        if location is None or wanted.is_elsewhere or (value.startswith("/") and not job.backend.sees_this_machine):
             continue
-        if place.exists():
-            yield from _issues(path, value, place, wanted)
+        if location.exists():
+            yield from _issues(path, value, location, wanted)
         else:
             yield Issue("source-not-found", path, "is not there", value, f"Check the path; give {wanted.what}")
     yield from _stream_issues(job)
@@ -162,18 +162,18 @@ def _stream_issues(job: JobSpec) -> Iterator[Issue]:
             yield Issue("stream-files-empty", path, problem, pattern, "Check the path and the pattern")
 
 
-def _issues(path: str, value: str, place: Path, wanted: SourceKind) -> Iterator[Issue]:
+def _issues(path: str, value: str, location: Path, wanted: SourceKind) -> Iterator[Issue]:
     give = wanted.remedy or f"Give {wanted.what}"
-    if place.is_file() and not wanted.is_file:
-        is_in_it = place.name in wanted.names or place.name.endswith(wanted.suffixes or ("\0",))
-        remedy = f"Give the folder that holds it: {place.parent}" if is_in_it else give
+    if location.is_file() and not wanted.is_file:
+        is_in_it = location.name in wanted.names or location.name.endswith(wanted.suffixes or ("\0",))
+        remedy = f"Give the folder that holds it: {location.parent}" if is_in_it else give
         yield no_folder(path, value, wanted, "a file", remedy)
     elif wanted.read is not None:
         try:
-            wanted.read(place)
+            wanted.read(location)
         except (DataError, OSError) as error:
             yield Issue("source-unreadable", path, str(error), value, give)
-    elif place.is_dir() and (problem := lacking(wanted, list(_listing(place)))):
+    elif location.is_dir() and (problem := lacking(wanted, list(_listing(location)))):
         yield wrong_content(path, value, wanted, problem)
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import DataError, Issue, warning
-from sm_llm.launcher.planning.local_places import local_folder
-from sm_llm.spec.inputs import S3Input, input_place
+from sm_llm.launcher.planning.local_paths import local_folder
+from sm_llm.spec.inputs import S3Input, input_location
 from sm_llm.spec.references import sources
 from sm_llm.spec.tasks import FetchTask, PrepareTask, TrainTask, training_of
 from sm_llm.spec.training import STREAM_BUILDERS
@@ -165,7 +165,7 @@ def _storage_issues(draft: Draft) -> Iterator[Issue]:
     training = training_of(job.task)
     cache = changed(training.parallelism, ["compile_cache"]) if training is not None else None
     written = [job.storage, *([cache] if isinstance(cache, str) else [])]
-    read = [*sources(job).values(), *map(input_place, job.inputs.values()), *job.backend.read_places.values()]
+    read = [*sources(job).values(), *map(input_location, job.inputs.values()), *job.backend.read_locations.values()]
     for name in OF_S3:
         path, used = f"storage_options.{name}", written if name in _OF_WRITING else [*written, *read]
         is_asked = getattr(options, name) is not None and not draft.origins.get(path, "").startswith(_OF_USERS)
@@ -216,10 +216,10 @@ def _has_fields(source: str) -> bool:
     """Whether a source of text has fields, or may have some: it is not on this machine."""
     from sm_llm.data.prepare.source_files import find_files
 
-    place = local_folder(source)
-    if place is None:
+    location = local_folder(source)
+    if location is None:
         return not source.startswith("builtin:") and not source.endswith(".txt")
     try:
-        return any(file.kind != ".txt" for file in find_files([str(place)], lambda _: None))
+        return any(file.kind != ".txt" for file in find_files([str(location)], lambda _: None))
     except DataError:  # it is refused by another check
         return True

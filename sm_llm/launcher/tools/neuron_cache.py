@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Removed:
     """What was deleted: graphs or locks by key, and bytes."""
 
-    place: str
+    location: str
     keys: tuple[str, ...]
     size: int
 

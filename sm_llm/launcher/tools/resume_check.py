@@ -116,8 +116,8 @@ def check_resume(
 
 
 def _remove(run: Run) -> None:
-    if run.home.is_remote:
-        store = run.home.store
+    if run.run_store.is_remote:
+        store = run.run_store.store
         store.delete(it.key for it in store.list(""))
     shutil.rmtree(run.root)
 
@@ -247,7 +247,7 @@ def _equal(pairs: list[tuple[Mapping[str, Any], Mapping[str, Any]]], name: str) 
 
 def _last_states(run: Run) -> dict[str, str]:
     """The hash of the last saved state of every process."""
-    store = run.home.store
+    store = run.run_store.store
     commit = find_newest(store, run_id=run.id).commit
     if commit is None:
         return {}

@@ -26,7 +26,7 @@ def shell_command(run: Run, node: int = 0) -> list[str]:
     target = run.backend
     if not isinstance(target, OpensShells):
         raise SubmitError(f"{run.uri}: a run of the backend {target.name} is in no container that a shell could enter")
-    return target.shell_command(run.home, attempts[-1].native_id, node)
+    return target.shell_command(run.run_store, attempts[-1].native_id, node)
 
 
 def shell(run: Run, node: int = 0) -> NoReturn:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sm_llm.storage.syncing.sync import sync
 from sm_llm.storage.syncing.sync_settings import SyncReport
-from sm_llm.terminal import counted, duration, say
+from sm_llm.terminal import counted, duration, echo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ def stopping_on_signals() -> Iterator[None]:
     try:
         yield
     except (SystemExit, KeyboardInterrupt):
-        say("interrupted; the same command continues", err=True)
+        echo("interrupted; the same command continues", err=True)
         raise
     finally:
         signal.signal(signal.SIGTERM, before)

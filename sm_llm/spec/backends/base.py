@@ -90,7 +90,7 @@ class BackendOptions(SpecModel):
         return ()
 
     @property
-    def read_places(self) -> Mapping[str, str]:
+    def read_locations(self) -> Mapping[str, str]:
         """Options that name a place in storage which jobs read beside their inputs: name of the option -> address."""
         return {}
 

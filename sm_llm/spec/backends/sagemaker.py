@@ -109,7 +109,7 @@ class SageMakerOptions(BackendOptions):
         return max(limit - room, limit / 2)
 
     @property
-    def read_places(self) -> Mapping[str, str]:
+    def read_locations(self) -> Mapping[str, str]:
         """The wheels that nodes install from, where they are not those of the package index."""
         return {} if self.wheelhouse is None else {"wheelhouse": self.wheelhouse}
 

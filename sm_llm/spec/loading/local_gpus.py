@@ -49,6 +49,6 @@ def _fill(tree: Tree, holder: tuple[str, ...], environ: Mapping[str, str]) -> No
     origin = f"this machine's {counted(len(gpus), 'GPU')}"
     if above == ("compute",) and holder:  # other steps keep one process: only this one's compute changes
         for name, value in compute.items():
-            place = (*holder, "compute", str(name))
-            tree.put(place, Tree(value, {(): tree.origin(("compute", str(name)))}), ComputeSpec)
+            location = (*holder, "compute", str(name))
+            tree.put(location, Tree(value, {(): tree.origin(("compute", str(name)))}), ComputeSpec)
     tree.put((*holder, "compute", "processes_per_instance"), Tree(count, {(): origin}), ComputeSpec)

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 def user_config_file(environ: Mapping[str, str]) -> Path:
     """``$XDG_CONFIG_HOME/sm_llm/config.yaml``, or the same below ``~/.config``."""
-    home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config"
-    return Path(home) / "sm_llm" / "config.yaml"
+    configuration = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config"
+    return Path(configuration) / "sm_llm" / "config.yaml"
 
 
 def has_user_defaults(environ: Mapping[str, str]) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sm_llm.bucket_names import bucket_problem
 from sm_llm.errors import Issue
 from sm_llm.spec.environment.variables import environment_issues
-from sm_llm.spec.inputs import INPUT_NAME, MOUNT, S3Input, input_place, input_variable
+from sm_llm.spec.inputs import INPUT_NAME, MOUNT, S3Input, input_location, input_variable
 from sm_llm.spec.references import references, sources
 from sm_llm.spec.tasks import ScriptTask, TrainTask
 from sm_llm.spec.training import SyntheticData
@@ -101,7 +101,7 @@ def check_inputs(job: JobSpec) -> Iterator[Issue]:
                 "input-refers-to-input",
                 path,
                 "an input cannot refer to another input",
-                input_place(job.inputs[path.removeprefix("inputs.")]),
+                input_location(job.inputs[path.removeprefix("inputs.")]),
             )
         elif name not in job.inputs:
             yield Issue(
@@ -133,20 +133,20 @@ def check_unread_inputs(job: JobSpec) -> Iterator[Issue]:
         return
     # Read by a reference, or by an address at or below that of the input.
     named = {name for path, kind, name in references(job) if kind == "input" and path.startswith("task.")}
-    places = [f"{place.rstrip('/')}/" for place in sources(job).values()]
+    locations = [f"{location.rstrip('/')}/" for location in sources(job).values()]
     for name, value in job.inputs.items():
         read = (
-            f"{input_place(value).rstrip('/')}/",
+            f"{input_location(value).rstrip('/')}/",
             f"{MOUNT}/{name}/",
         )  # inside a container the channel stands for it
-        if name in named or any(place.startswith(read) for place in places):
+        if name in named or any(location.startswith(read) for location in locations):
             continue
         reads = f"the {job.task.kind} task does not read it"
         remedy = f"Refer to it where the task reads it, as inputs.{name}, or leave it out"
         if isinstance(job.task, TrainTask) and isinstance(job.task.data, SyntheticData):
             reads += ": it trains on RANDOM TOKENS (task.data.format=synthetic)"
             remedy = f"Read it with task.data.format=rows task.data.train=inputs.{name}, or leave it out"
-        yield Issue("input-unread", f"inputs.{name}", reads, input_place(value), remedy)
+        yield Issue("input-unread", f"inputs.{name}", reads, input_location(value), remedy)
 
 
 def check_input_variables(job: JobSpec) -> Iterator[Issue]:
@@ -164,8 +164,8 @@ def check_input_variables(job: JobSpec) -> Iterator[Issue]:
 
 def check_addresses(job: JobSpec) -> Iterator[Issue]:
     """Places that the task and the inputs name."""
-    for path, place in {**sources(job), **_input_uris(job)}.items():
-        yield from _address_issues(path, place, hub=not path.endswith("start.checkpoint"))
+    for path, location in {**sources(job), **_input_uris(job)}.items():
+        yield from _address_issues(path, location, hub=not path.endswith("start.checkpoint"))
 
 
 def check_step_references(job: JobSpec) -> Iterator[Issue]:
@@ -182,18 +182,18 @@ def _input_uris(job: JobSpec) -> dict[str, str]:
     return uris | {f"inputs.{name}.uri": it.uri for name, it in job.inputs.items() if isinstance(it, S3Input)}
 
 
-def _address_issues(path: str, place: str, *, hub: bool = False) -> Iterator[Issue]:
+def _address_issues(path: str, location: str, *, hub: bool = False) -> Iterator[Issue]:
     """``hub``: whether the place may be on the Hugging Face hub."""
-    scheme = SCHEME.match(place)
-    if not place.strip():
-        yield Issue("address-empty", path, "is empty", place)
+    scheme = SCHEME.match(location)
+    if not location.strip():
+        yield Issue("address-empty", path, "is empty", location)
     elif scheme and scheme[1] == "hf" and hub:
-        if not HUB.fullmatch(place):
+        if not HUB.fullmatch(location):
             yield Issue(
                 "hub-address-invalid",
                 path,
                 "is not an address on the hub",
-                place,
+                location,
                 "Write hf://org/name@revision or hf://datasets/…",
             )
     # After hf, which is only where the hub can be read.
@@ -203,22 +203,26 @@ def _address_issues(path: str, place: str, *, hub: bool = False) -> Iterator[Iss
             "address-scheme-unsupported",
             path,
             f"{scheme[1]}:// is not supported",
-            place,
+            location,
             f"Give a folder, or one of {known}",
         )
-    elif scheme and scheme[1] == "s3" and (problem := bucket_problem(place[len("s3://") :].partition("/")[0])):
+    elif scheme and scheme[1] == "s3" and (problem := bucket_problem(location[len("s3://") :].partition("/")[0])):
         yield Issue(
-            "bucket-name-invalid", path, f"names no valid bucket: a name {problem}", place, "Write s3://bucket/prefix"
+            "bucket-name-invalid",
+            path,
+            f"names no valid bucket: a name {problem}",
+            location,
+            "Write s3://bucket/prefix",
         )
     # S3 has no folders: a//b and a/../b are keys of their own, which no tool shows as such.
-    elif scheme and scheme[1] == "s3" and not set(place.rstrip("/").split("/")[3:]).isdisjoint(_NO_FOLDERS):
+    elif scheme and scheme[1] == "s3" and not set(location.rstrip("/").split("/")[3:]).isdisjoint(_NO_FOLDERS):
         problem = "holds an empty folder, '.' or '..', which S3 takes for names"
-        yield Issue("address-folders-odd", path, problem, place, f"Write {_without_odd_folders(place)}")
+        yield Issue("address-folders-odd", path, problem, location, f"Write {_without_odd_folders(location)}")
 
 
-def _without_odd_folders(place: str) -> str:
+def _without_odd_folders(location: str) -> str:
     """The address that is probably meant: a user who writes ``..`` means the folder above."""
-    bucket, _, prefix = place[len("s3://") :].partition("/")
+    bucket, _, prefix = location[len("s3://") :].partition("/")
     # The leading slash keeps ``..`` from leaving the bucket.
     below = posixpath.normpath("/" + prefix.lstrip("/"))
     return f"s3://{bucket}{below}".rstrip("/")

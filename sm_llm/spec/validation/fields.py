@@ -64,14 +64,14 @@ def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Issue]]:
     # Without its tag, pydantic would refuse a block as a whole.
     _choose(kind, tree, ())
     too_large = _take_too_large(kind, tree)
-    spec, places = _attempt(kind, tree)
+    spec, locations = _attempt(kind, tree)
     # Only what does not fit is read in another way; what fits stays as it was typed.
-    if repairs := [(path, value) for path, _ in places if (value := _repair(kind, tree, path)) is not None]:
+    if repairs := [(path, value) for path, _ in locations if (value := _repair(kind, tree, path)) is not None]:
         for path, value in repairs:
             tree.replace(path, value)
-        spec, places = _attempt(kind, tree)
-    found = [_issue(kind, tree, path, detail) for path, detail in places]
-    for path, _ in places:
+        spec, locations = _attempt(kind, tree)
+    found = [_issue(kind, tree, path, detail) for path, detail in locations]
+    for path, _ in locations:
         tree.remove(path)
     return spec or _rest(kind, tree), [*too_large, *at_new_paths(found, too_large)]
 
@@ -98,11 +98,11 @@ def _leaves(value: Any, path: Path) -> list[tuple[Path, Any]]:
 
 def _rest(kind: type[Spec], tree: Tree) -> Spec | None:
     """The specification of a tree without its faulty parts, nor the blocks that cannot be without those."""
-    spec, places = _attempt(kind, tree)
-    for path, _ in places:
+    spec, locations = _attempt(kind, tree)
+    for path, _ in locations:
         # What still fails lacks a field that it must have, so the block around it has to go.
         tree.remove(path[:-1] or path)
-    return _attempt(kind, tree)[0] if places else spec
+    return _attempt(kind, tree)[0] if locations else spec
 
 
 def nearest(kind: type[SpecModel], tree: Tree, path: Path) -> str:
@@ -174,10 +174,10 @@ def _of_another_by_other_name(kind: type[SpecModel], tree: Tree, key: str) -> st
     from sm_llm.spec.validation.other_names import other_field
 
     end = tuple((other_field(key) or "").split("."))
-    for place in (end, ("task", *end)):
-        for stop in range(2, len(place) + 1):
-            if text := _of_another(annotation_at(kind, tree, place[: stop - 1]), tree, place[:stop]):
-                return f"Did you mean {'.'.join(place)}? {text}"
+    for candidate in (end, ("task", *end)):
+        for stop in range(2, len(candidate) + 1):
+            if text := _of_another(annotation_at(kind, tree, candidate[: stop - 1]), tree, candidate[:stop]):
+                return f"Did you mean {'.'.join(candidate)}? {text}"
     return ""
 
 
@@ -220,13 +220,13 @@ def _attempt(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[tuple[Path
     try:
         return kind.model_validate(tree.value), []
     except ValidationError as error:
-        places: dict[Path, ErrorDetails] = {}
+        locations: dict[Path, ErrorDetails] = {}
         for detail in error.errors(include_url=False):
             path = _path(kind, tree, detail["loc"])
             if path is not None:
                 # Every alternative of a union reports the same place; the first report is shown.
-                places.setdefault(path, detail)
-        return None, list(places.items())
+                locations.setdefault(path, detail)
+        return None, list(locations.items())
 
 
 def _path(kind: type[SpecModel], tree: Tree, location: tuple[int | str, ...]) -> Path | None:
@@ -269,7 +269,7 @@ def _repair(kind: type[SpecModel], tree: Tree, path: Path) -> Any:
             return []
     if isinstance(value, list) and any(get_origin(kind) is list and get_args(kind) == (str,) for kind in wanted):
         # Entries of a list of text as they were typed: an unquoted 010 is not the number 10.
-        spelt = [it if isinstance(it, str) else tree.texts.get((*path, str(place))) for place, it in enumerate(value)]
+        spelt = [it if isinstance(it, str) else tree.texts.get((*path, str(index))) for index, it in enumerate(value)]
         # Without the typed text of every entry the list stays as it is, and its type is reported.
         return None if None in spelt or spelt == value else spelt
     if text is None or value is None:

@@ -177,8 +177,8 @@ def _client(store: S3Objects, credentials: _Credentials, largest: int) -> Any:
 def _manager(store: S3Objects, listener: _Listener) -> Any:
     from s3transfer.crt import BotocoreCRTRequestSerializer, CRTTransferManager
 
-    place = {"endpoint_url": store.client.meta.endpoint_url, "region_name": store.client.meta.region_name}
-    return CRTTransferManager(listener, BotocoreCRTRequestSerializer(store.session, place))
+    location = {"endpoint_url": store.client.meta.endpoint_url, "region_name": store.client.meta.region_name}
+    return CRTTransferManager(listener, BotocoreCRTRequestSerializer(store.session, location))
 
 
 def _await(store: S3Objects, copy: Copy, future: Any, action: str) -> None:

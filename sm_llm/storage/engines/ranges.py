@@ -167,8 +167,8 @@ class _Session:
         length = header(answer, "ContentLength", int)
         # A server that ignores ``Range`` answers with the whole object, which must not be written at ``start``.
         if length != end - start:
-            place = f"{self.store.uri}: {copy.key!r}"
-            raise WrongContentError(f"{place} is answered with {length:,} bytes instead of {end - start:,}")
+            location = f"{self.store.uri}: {copy.key!r}"
+            raise WrongContentError(f"{location} is answered with {length:,} bytes instead of {end - start:,}")
         position = start
         try:
             for chunk in answer["Body"].iter_chunks(CHUNK_BYTES):

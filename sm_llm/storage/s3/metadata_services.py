@@ -45,9 +45,9 @@ def _resolved(host: str) -> Iterator[Address]:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return
-    for *_, place in found:
+    for *_, address in found:
         # Link-local IPv6 addresses carry their interface behind a "%".
-        yield ipaddress.ip_address(str(place[0]).partition("%")[0])
+        yield ipaddress.ip_address(str(address[0]).partition("%")[0])
 
 
 def _unfolded(address: Address) -> Iterator[Address]:

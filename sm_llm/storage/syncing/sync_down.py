@@ -181,23 +181,23 @@ def _require_names(store: Store, items: Sequence[StoredObject]) -> None:
 
 def _require_space(target: Path, items: Sequence[StoredObject]) -> None:
     """Free bytes on the disk of ``target`` must do for what is fetched, beside what half-fetched files hold already."""
-    place = target
-    while not place.exists():
-        place = place.parent
+    location = target
+    while not location.exists():
+        location = location.parent
     held: dict[str, int] = defaultdict(int)
     for item in items:
         part = part_of(target / item.key)
         # Blocks and not the size: ranges are written in any order, so such a file has holes.
         held[item.key] = part.stat().st_blocks * 512 if part.is_file() else 0
     needed = sum(max(it.size - held[it.key], 0) for it in items)
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(location).free
     if needed + min(_SPARE_BYTES, needed) > free:
         raise StorageError(
             f"{target}: {needed:,} bytes are to be fetched, but only {free:,} are free on this disk. "
             "Nothing was fetched. Name another disk, or take less with --include"
         )
-    if not os.access(place, os.W_OK):
-        raise StorageError(f"{place}: is not writable")
+    if not os.access(location, os.W_OK):
+        raise StorageError(f"{location}: is not writable")
 
 
 def _size(items: Sequence[StoredObject]) -> int:

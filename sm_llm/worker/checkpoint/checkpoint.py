@@ -103,10 +103,10 @@ class Checkpointer:
         if not self._make_room(required):
             self._context.notice(f"checkpoint of step {step} skipped: an earlier one is still being written", "warning")
             return time.perf_counter() - began
-        place = self._context.place
+        process = self._context.process
         save = self._control.broadcast(
             publication.new_save(
-                self._context.job.run_id, step, world_size=place.world_size, node_count=place.node_count
+                self._context.job.run_id, step, world_size=process.world_size, node_count=process.node_count
             )
         )
         # From here on the save counts as unpublished, however far it comes.
@@ -209,7 +209,7 @@ class Checkpointer:
 
     def _announce(self, sealed: Sealed, published: Published) -> None:
         """Publication thread, on all processes: report how it ended, and delete what is not to be kept."""
-        step, commit, is_leader = sealed.save.step, published.commit, self._context.place.is_leader
+        step, commit, is_leader = sealed.save.step, published.commit, self._context.process.is_leader
         assert step is not None
         if not published.won or commit is None:
             self._context.notice(f"checkpoint of step {step} dropped: {published.reason}", "warning")
@@ -222,7 +222,7 @@ class Checkpointer:
             blocked = seconds if sealed.blocked_seconds is None else sealed.blocked_seconds
             uri = join(self._store.uri, sealed.save.slot.commit_key)
             self._context.emit(CheckpointPublished(step, uri, commit.size, seconds, blocked, left_out))
-            self._context.say(
+            self._context.log(
                 f"checkpoint step {step}: {commit.size / 2**20:.1f} MiB published in {seconds:.2f} s, "
                 f"training waited {blocked:.3f} s"
             )

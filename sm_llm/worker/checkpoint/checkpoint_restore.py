@@ -41,7 +41,7 @@ def layout(context: WorkerContext) -> dict[str, Any]:
 
     # torch's version counts because its releases may place the same tensors in other files.
     parallelism = context.job.spec.model_dump(mode="json")["task"].get("parallelism")
-    return {"world_size": context.place.world_size, "torch": str(torch.__version__), "parallelism": parallelism}
+    return {"world_size": context.process.world_size, "torch": str(torch.__version__), "parallelism": parallelism}
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,15 @@ class Wanted:
 
 def wanted_by_node(context: WorkerContext, commit: CommitManifest) -> Wanted | None:
     """The files that this node's processes read; None, all, if their state was spread in another way."""
-    reads, place = commit.meta.get("reads"), context.place
+    reads, process = commit.meta.get("reads"), context.process
     if reads is None or commit.meta.get("layout") != layout(context):
         return None
     # A commit is read from a store that others may write to: its form is checked before it is used as one.
-    if not _is_of_all_ranks(reads, place.world_size):
+    if not _is_of_all_ranks(reads, process.world_size):
         raise CheckpointError(f"step {commit.step}: its commit does not name the files that each process reads")
     # Ranks of a node are consecutive (torchrun).
-    first = place.rank - place.local_rank
-    ranks = range(first, first + place.local_world_size)
+    first = process.rank - process.local_rank
+    ranks = range(first, first + process.local_world_size)
     paths = {rank_file(rank) for rank in ranks} | {path for rank in ranks for path in reads[rank]}
     return Wanted(frozenset(paths | {_METADATA}))
 

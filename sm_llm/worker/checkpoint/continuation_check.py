@@ -36,7 +36,7 @@ def own_identity(context: WorkerContext, setup: Setup, control: ControlGroup) ->
     """
     # An error is kept, not raised: every process must come to the exchange below.
     contents, error = None, None
-    if context.place.is_node_leader:
+    if context.process.is_node_leader:
         try:
             contents = (data_digest(setup.task.data), tokenizer_digest(setup.task.tokenizer))
         except DataError as caught:

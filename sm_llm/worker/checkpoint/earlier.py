@@ -26,9 +26,9 @@ def begins_alone(context: WorkerContext) -> bool:
 
     The others have nothing to do, and neither has an attempt after one that was killed once it had published.
     """
-    if not context.place.is_leader:
+    if not context.process.is_leader:
         return False
-    context.emit(AttemptStarted(context.place.world_size, "cpu", None, versions()))
+    context.emit(AttemptStarted(context.process.world_size, "cpu", None, versions()))
     return not is_published(context)
 
 
@@ -79,6 +79,6 @@ def is_published(context: WorkerContext) -> bool:
     # The attempt that created the commit may have been killed before it reported that, and its container is gone.
     announce(context, context.store, final)
     reason = "the result of this run is published already; there is nothing to do"
-    context.say(reason)
+    context.log(reason)
     context.emit(NothingDone(reason, uri))
     return True

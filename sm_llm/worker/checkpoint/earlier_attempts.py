@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.job_file import job_home
+from sm_llm.contract.job_file import job_run_store
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.runs.events.checkpoints import CheckpointPublished
 from sm_llm.runs.events.events import event_files, read_file
@@ -24,9 +24,9 @@ def refuse_to_forget(context: WorkerContext, store: Store, gather: Gather, *, an
     ``StorageError`` if the storage does not answer.
     """
     step, fault = None, None
-    if context.place.is_leader:
+    if context.process.is_leader:
         try:
-            step = published_before(job_home(context.job))
+            step = published_before(job_run_store(context.job))
             step = None if step in retired_steps(store) else step
         except StorageError as error:
             fault = str(error)
@@ -41,16 +41,16 @@ def refuse_to_forget(context: WorkerContext, store: Store, gather: Gather, *, an
             )
 
 
-def published_before(home: RunStore) -> int | None:
+def published_before(run_store: RunStore) -> int | None:
     """The newest step that the run's record or events report as published; None if they report none.
 
     Raises ``StorageError`` if the storage does not answer.
     """
-    home.refresh("events/")
-    events = (event for _, _, path in event_files(home.paths.events) for _, event in read_file(path))
+    run_store.refresh("events/")
+    events = (event for _, _, path in event_files(run_store.paths.events) for _, event in read_file(path))
     steps = [event["step"] for event in events if event["kind"] == CheckpointPublished.kind]
-    if home.exists():
+    if run_store.exists():
         # An attempt that continued a checkpoint proves that there was one, even where its events were lost.
-        starts = (attempt.start for attempt in home.record().attempts)
+        starts = (attempt.start for attempt in run_store.record().attempts)
         steps += [start.step for start in starts if start is not None and start.source == "checkpoint"]
     return max(steps, default=None)

@@ -85,7 +85,7 @@ class SaveWriter:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         # How long the last save took to write.
         self.seconds: float | None = None
-        if context.place.is_node_leader:
+        if context.process.is_node_leader:
             context.copies.adopt()
 
     def submit(self, job: SaveJob) -> Future[Sealed]:
@@ -114,27 +114,27 @@ class SaveWriter:
         began = time.perf_counter()
         sealed = self._context.copies.sealed(job.save.save_id)
         working = sealed.with_name(job.save.save_id)
-        place = self._context.place
-        if place.is_node_leader:
+        process = self._context.process
+        if process.is_node_leader:
             self._context.copies.make_room()
         job.copied()
         try:
             # ``write_distributed`` is a collective: a process that failed before it would leave the others waiting in
             # it.
-            self._together(lambda: _write_private(working, place.rank, job.private))
+            self._together(lambda: _write_private(working, process.rank, job.private))
             write_distributed(
                 job.state,
                 # Sealing flushes them all.
-                storage_writer=ShardWriter(working, thread_count=_writers(place), sync_files=False),
+                storage_writer=ShardWriter(working, thread_count=_writers(process), sync_files=False),
                 process_group=self._background.group,
             )
             # What write_distributed returns lacks the places of tensors in some releases of torch, the file never.
-            written = ShardReader(working).read_metadata() if place.is_leader else None
+            written = ShardReader(working).read_metadata() if process.is_leader else None
             reads = self._background.gather(files_read(job.state, self._background.broadcast(written)))
             # All processes of the node have written by now. One of them flushes and renames the folder for all.
-            self._together(lambda: publication.seal(working, sealed) if place.is_node_leader else None)
+            self._together(lambda: publication.seal(working, sealed) if process.is_node_leader else None)
         finally:
-            if place.is_node_leader:
+            if process.is_node_leader:
                 # After a success the name is gone already; after an error half a save would fill the disk.
                 shutil.rmtree(working, ignore_errors=True)
         self.seconds = time.perf_counter() - began
@@ -155,9 +155,9 @@ class SaveWriter:
             raise CheckpointError(f"a checkpoint could not be written: {fault}")
 
 
-def _writers(place: ProcessInfo) -> int:
+def _writers(process: ProcessInfo) -> int:
     """Threads of a process that write: half of its cores, for training needs some."""
-    own = len(os.sched_getaffinity(0)) // place.local_world_size
+    own = len(os.sched_getaffinity(0)) // process.local_world_size
     return max(1, min(_MOST_WRITERS, own // 2))
 
 

@@ -55,15 +55,15 @@ def _problem(metadata: object) -> str:
     # Exact types here and below: a subclass could bring its own behaviour.
     if type(metadata) is not Metadata:
         return f"it holds a {type(metadata).__name__}"
-    entries, places = (getattr(metadata, name, None) for name in ("state_dict_metadata", "storage_data"))
-    if not isinstance(entries, dict) or not isinstance(places, dict):
+    entries, locations = (getattr(metadata, name, None) for name in ("state_dict_metadata", "storage_data"))
+    if not isinstance(entries, dict) or not isinstance(locations, dict):
         return "its tables are missing"
     for key, entry in entries.items():
         if not isinstance(key, str):
             return f"a name is a {type(key).__name__}"
         if type(entry) is not TensorStorageMetadata:
             return f"{key!r} is a {type(entry).__name__}, expected a tensor"
-    for info in places.values():
+    for info in locations.values():
         path = getattr(info, "relative_path", None)
         if not isinstance(path, str):
             return f"a tensor lies in a {type(path).__name__}"

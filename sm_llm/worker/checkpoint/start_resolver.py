@@ -101,7 +101,7 @@ class StartResolver:
     def _abort_stale_uploads(self) -> None:
         """Rank 0: what an attempt that was killed has left half-stored costs money. This one uploads nothing yet."""
         # A folder has no uploads in parts: what is half-written there, the collection finds.
-        if not self._context.place.is_leader or not is_s3(self._store.uri):
+        if not self._context.process.is_leader or not is_s3(self._store.uri):
             return
         try:
             for prefix in ("ckpt/", "final/"):
@@ -111,7 +111,7 @@ class StartResolver:
 
     def _agreed(self, start: Start) -> Start:
         self._assert_agreement(start)
-        if self._context.place.is_node_leader:
+        if self._context.process.is_node_leader:
             # What the run does not continue from is only in the way, where it begins anew above all.
             self._context.copies.keep_only(start.commit.save_id if start.commit is not None else None)
         self._report(start)
@@ -166,7 +166,7 @@ class StartResolver:
     def _led(self, action: Callable[[], None]) -> None:
         """Rank 0 acts; all processes raise if it cannot."""
         error: StorageError | None = None
-        if self._context.place.is_leader:
+        if self._context.process.is_leader:
             try:
                 action()
             except StorageError as caught:
@@ -197,8 +197,8 @@ class StartResolver:
             store,
             self._context.copies.folder,
             run_id=run_id,
-            leader=self._context.place.is_leader,
-            fetches=self._context.place.is_node_leader,
+            leader=self._context.process.is_leader,
+            fetches=self._context.process.is_node_leader,
             gather=self._control.gather,
             allow_step=None if step is None else lambda found: found == step,
             # Every node leader fetches for its node; if one of them cannot, all pass this commit over.
@@ -218,7 +218,7 @@ class StartResolver:
         step, seconds = restored.commit.step or 0, max(it[0] for it in reported)
         local, fetched = sum(it[1] for it in reported), sum(it[2] for it in reported)
         self._context.emit(CheckpointRestored(step, seconds, local, fetched))
-        self._context.say(
+        self._context.log(
             f"checkpoint of step {step}: {local / 2**20:.1f} MiB were on the nodes' disks, "
             f"{fetched / 2**20:.1f} MiB came from storage, in {seconds:.2f} s"
         )
@@ -231,8 +231,8 @@ class StartResolver:
 
     def _digest(self, folder: Path) -> str:
         """CRC64NVME over the names and checksums of the model's files; each node reads its own copy once."""
-        digest, place = None, self._context.place
-        if place.is_node_leader:
+        digest, process = None, self._context.process
+        if process.is_node_leader:
             # What decides the model: weights and their index, config, tokenizer.
             files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")])
             digest = crc64_bytes(json.dumps([(file.name, crc64_file(file)) for file in files]).encode())
@@ -251,7 +251,7 @@ class StartResolver:
 
     def _report(self, start: Start) -> None:
         origin = f" from {start.uri} (digest {start.digest})" if start.uri else ""
-        self._context.say(f"starting at step {start.step}: {start.source}{origin}")
+        self._context.log(f"starting at step {start.step}: {start.source}{origin}")
         # In events a branch of another run is a checkpoint, too.
         source = "checkpoint" if start.commit else start.source
         self._context.emit(StartChosen(source, start.step, start.uri, start.digest))
@@ -265,7 +265,7 @@ def first_weights(context: WorkerContext, start: Start, config: Mapping[str, Any
     if start.commit is not None:
         return None
     if start.source != "pretrained":
-        return InitialWeights(family(config).tensors(config), seed, context.place.local_world_size)
+        return InitialWeights(family(config).tensors(config), seed, context.process.local_world_size)
     assert start.uri is not None
     if holds_shards(Path(start.uri)):
         return ShardedWeights(Path(start.uri), family(config).tensors(config))
@@ -311,7 +311,7 @@ def _verify_state(
         raise CheckpointError(f"{start.uri}: the state restored on ranks {ranks} is not the state that was saved")
     if saved is not None:
         context.emit(StateVerified(start.step))
-        context.say(f"the restored state of step {start.step} is bit for bit the saved one on all processes")
+        context.log(f"the restored state of step {start.step} is bit for bit the saved one on all processes")
 
 
 def _load_private(context: WorkerContext, start: Start, strategy: Strategy) -> dict[str, Any]:
@@ -323,7 +323,7 @@ def _load_private(context: WorkerContext, start: Start, strategy: Strategy) -> d
     # A degree that the commit does not name is taken for unchanged.
     before = {name: job.get(name, degree) for name, degree in now.items()}
     if before == now:
-        private = _saved_by(start, context.place.rank)
+        private = _saved_by(start, context.process.rank)
         try:
             random_state.restore(private["random"], strategy.device)
         except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:

@@ -48,9 +48,9 @@ def open_cache(
 
     Every process calls it, before a graph is compiled. Raises ``StorageError`` where the cache cannot be read.
     """
-    place = environ.get(CACHE_URL)
+    location = environ.get(CACHE_URL)
     # A program that is run for its graphs has its cache from the one that runs it.
-    if place is None or not training.parallelism.can.compiles_ahead or extracts_graphs(environ):
+    if location is None or not training.parallelism.can.compiles_ahead or extracts_graphs(environ):
         return None
     if "--cache_dir" in environ.get("NEURON_CC_FLAGS", ""):
         raise RunFailed(
@@ -58,7 +58,7 @@ def open_cache(
             "restored nor saved. Name the place in task.parallelism.compile_cache"
         )
     sdk = installed_sdk() or "unknown"
-    cache = CompileCache(context, place, part_of(context.job.spec, training, config, sdk, environ))
+    cache = CompileCache(context, location, part_of(context.job.spec, training, config, sdk, environ))
     cache.restore()
     environ[CACHE_URL] = str(cache.folder)
     return cache
@@ -70,12 +70,12 @@ class CompileCache:
     The copy needs no locks between nodes, and its graphs are downloaded at once, not one by one while devices wait.
     """
 
-    def __init__(self, context: WorkerContext, place: str, part: CachePart) -> None:
+    def __init__(self, context: WorkerContext, location: str, part: CachePart) -> None:
         self._context = context
         self._options = context.job.spec.storage_options.model_dump()
-        self._place, self._part = place, part
-        self.uri = join(place, part.name)
-        self._is_copy = is_s3(place)
+        self._location, self._part = location, part
+        self.uri = join(location, part.name)
+        self._is_copy = is_s3(location)
         self.folder = context.scratch / COMPILE_CACHE / part.name if self._is_copy else Path(self.uri)
         self._held: frozenset[str] = frozenset()
 
@@ -94,7 +94,7 @@ class CompileCache:
             self._context.agent.call(download_graphs, shared, self.folder)
         else:
             shared = open_store(self.folder)
-        if self._context.place.is_leader:
+        if self._context.process.is_leader:
             failed, locks = _clean(shared)
             if failed or locks:
                 self._context.notice(
@@ -121,7 +121,7 @@ class CompileCache:
 
     def _differences(self) -> list[list[str]]:
         """Of every other part with compiled graphs, in what it differs from this one."""
-        root = open_store(self._place, self._options)
+        root = open_store(self._location, self._options)
         parts = {it.part for it in graphs(root) if it.part not in ("", self._part.name) and it.state == "compiled"}
         texts = [root.get(f"{part}/{DESCRIPTION}") for part in sorted(parts)]
         return [found for text in texts if text is not None and (found := self._part.differences(text))]
@@ -136,25 +136,25 @@ class CompileCache:
         """
         found = gather(self._counts() if self._counts_here else None)
         nodes = [it for it in found if it is not None]
-        held, new, failed = (sum(it[place] for it in nodes) for place in range(3))
+        held, new, failed = (sum(it[index] for it in nodes) for index in range(3))
         used = held + new + failed
         rate = held / used if used else None
         self._context.emit(GraphsCompiled(self.uri, held, new, failed, rate, nodes))
         if rate is None:
             return
-        places = f" on {counted(len(nodes), 'node')}" if self._is_copy else " in one shared folder"
+        where = f" on {counted(len(nodes), 'node')}" if self._is_copy else " in one shared folder"
         short = [f"node {node} {it[0]} of {sum(it)}" for node, it in enumerate(nodes) if it[0] != sum(it)]
         apart = (
             f" ({', '.join(short[:_LISTED])}{' …' if len(short) > _LISTED else ''})" if len(nodes) > 1 and short else ""
         )
-        self._context.say(
-            f"compiled graphs{places}: {held} from the cache ({100 * rate:.0f}%){apart}, {new} new, {failed} failed"
+        self._context.log(
+            f"compiled graphs{where}: {held} from the cache ({100 * rate:.0f}%){apart}, {new} new, {failed} failed"
         )
 
     @property
     def _counts_here(self) -> bool:
         """Whether this process counts: the first of each node with a copy, the first of all for a shared folder."""
-        return self._context.place.is_node_leader if self._is_copy else self._context.place.is_leader
+        return self._context.process.is_node_leader if self._is_copy else self._context.process.is_leader
 
     def _counts(self) -> list[int]:
         """Graphs that were there, that are new, and that failed."""
@@ -164,7 +164,7 @@ class CompileCache:
 
     def save(self) -> None:
         """Bring new graphs to the shared cache, by the node's first process. A store that fails is reported."""
-        if not self._is_copy or not self._context.place.is_node_leader:
+        if not self._is_copy or not self._context.process.is_node_leader:
             return
         try:
             count = self._context.agent.call(upload_graphs, open_store(self.uri, self._options), self.folder)

@@ -59,7 +59,7 @@ def pinned(context: WorkerContext, uri: str) -> HubSnapshot:
 
 def wanted(job: JobSpec, uri: str, snapshot: HubSnapshot) -> Selection:
     """The files that the fields naming ``uri`` need: a config, a tokenizer, or all but other formats of the weights."""
-    fields = [path for path, place in sources(job).items() if place == uri]
+    fields = [path for path, source in sources(job).items() if source == uri]
     # Such a field reads weights or data: of these everything may be needed.
     if any(path not in _PARTS for path in fields):
         return Selection(exclude=EXCLUDE)
@@ -103,7 +103,7 @@ class FetchReporter:
         if now - self._printed >= _LINE_SECONDS and total:
             self._printed = now
             share = f"{done / 2**20:,.0f} of {total / 2**20:,.0f} MiB ({100 * done / total:.0f}%)"
-            self._context.say(f"{self._phase}: {share}")
+            self._context.log(f"{self._phase}: {share}")
 
 
 def report_source(context: WorkerContext, snapshot: HubSnapshot, files: list[HubFile]) -> None:

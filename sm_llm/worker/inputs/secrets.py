@@ -26,7 +26,7 @@ def secrets_at_hand(
     k8s_mount: Path = K8S_MOUNT,
     warn: Callable[[str], None] = lambda message: None,
 ) -> Iterator[Hidden]:
-    """Set every secret as a variable of this process while the block runs, and keep the values out of its output.
+    """Set every secret as a variable of this location while the block runs, and keep the values out of its output.
 
     Credentials inside addresses and tokens in published formats are kept out of it in any case. Yields what hides them
     in a text. ``warn`` is called for each value that is too short to be hidden.
@@ -62,13 +62,13 @@ def resolve(references: Mapping[str, str], environ: Mapping[str, str], k8s_mount
         "file": lambda path: _from_file(Path(path).expanduser()),
         "secretsmanager": _from_secrets_manager,
         "ssm": _from_parameter_store,
-        "k8s": lambda place: _from_file(k8s_mount / place),
+        "k8s": lambda location: _from_file(k8s_mount / location),
     }
     values, problems = {}, []
     for name, reference in references.items():
-        kind, _, place = reference.partition(":")
+        kind, _, location = reference.partition(":")
         try:
-            value = ways[kind](place)
+            value = ways[kind](location)
             if not value:
                 raise _UnavailableError("is empty")
             values[name] = value

@@ -39,19 +39,19 @@ def stage_inputs(context: WorkerContext) -> JobSpec:
     commit, not copied as files. Raises ``StorageError``, on every process of the node, if a copy fails.
     """
     mounted = {uri: name for name, uri in context.job.channels.items()}
-    places: dict[str, str] = {}
+    locations: dict[str, str] = {}
     for path, uri in sources(context.job.spec).items():
-        if path == CHECKPOINT_SOURCE or uri in places:
+        if path == CHECKPOINT_SOURCE or uri in locations:
             continue
         if uri in mounted:
             # A link is followed: its own name has no suffix, and messages shall name the user's file.
-            places[uri] = str(channel(context, mounted[uri]).resolve())
+            locations[uri] = str(channel(context, mounted[uri]).resolve())
         elif "://" in uri:
-            places[uri] = str(stage(context, uri))
+            locations[uri] = str(stage(context, uri))
         elif (found := result_address(uri)) != uri:
-            places[uri] = found  # a folder has its run's result below the commit, and perhaps no link to it
+            locations[uri] = found  # a folder has its run's result below the commit, and perhaps no link to it
     # Validated again as a whole: the paths are checked like those that a user writes.
-    job = _with_sources(context.job.spec, places)
+    job = _with_sources(context.job.spec, locations)
     if (stream := hub_stream(job)) is None:
         return job
     return with_pinned_stream(job, once_per_node(context, f"{stream}.commit", lambda: pinned(context, stream).commit))
@@ -64,11 +64,11 @@ def channel(context: WorkerContext, name: str) -> Path:
     return folder if address is None else stage(context, address)
 
 
-def _with_sources(job: JobSpec, places: dict[str, str]) -> JobSpec:
+def _with_sources(job: JobSpec, locations: dict[str, str]) -> JobSpec:
     task: dict[str, Any] = job.task.model_dump()
     for path, uri in sources(job).items():
-        if uri in places:
-            _put(task, path.split(".")[1:], places[uri])
+        if uri in locations:
+            _put(task, path.split(".")[1:], locations[uri])
     return job.model_copy(update={"task": type(job.task).model_validate(task)})
 
 
@@ -84,7 +84,7 @@ def stage(context: WorkerContext, uri: str, *, wait_seconds: float = WAIT_SECOND
 
     The node's first process copies, the others wait for it at most ``wait_seconds``.
     """
-    target = _place(context, uri)
+    target = _staged_path(context, uri)
 
     def copy() -> str:
         return bring_from_hub(context, uri, target) if is_hub(uri) else _copy(context, uri, target)
@@ -101,8 +101,8 @@ def once_per_node(
     what has failed.
     """
     # Named by the attempt: scratch is kept between attempts, and an older marker would count at once.
-    marker = _place(context, what).with_suffix(f".{context.job.attempt}.done")
-    if context.place.is_node_leader:
+    marker = _staged_path(context, what).with_suffix(f".{context.job.attempt}.done")
+    if context.process.is_node_leader:
         try:
             result = action()
         except (SmLlmError, OSError) as error:
@@ -117,7 +117,7 @@ def once_per_node(
     return detail
 
 
-def _place(context: WorkerContext, what: str) -> Path:
+def _staged_path(context: WorkerContext, what: str) -> Path:
     return context.scratch / "inputs" / hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
@@ -130,7 +130,7 @@ def _copy(context: WorkerContext, uri: str, target: Path) -> str:
     # A prefix in S3 is no object: only asking for the key distinguishes a file from a folder.
     is_file = open_store(parent, options).head(name) is not None
     report = context.agent.call(bring, store, target, options, progress=_reporter(context, uri))
-    context.say(f"staged {uri}: {report.copied_size:,} bytes copied, {report.unchanged_size:,} were here already")
+    context.log(f"staged {uri}: {report.copied_size:,} bytes copied, {report.unchanged_size:,} were here already")
     return name if is_file else ""
 
 

@@ -76,7 +76,7 @@ class _Line:
 
 @dataclass
 class Group:
-    """The pods of a job as one of them, ``pod``, sees them. ``say`` prints a line."""
+    """The pods of a job as one of them, ``pod``, sees them. ``log`` prints a line."""
 
     job: str
     """Names the attempt: a pod of another one is turned away."""
@@ -84,7 +84,7 @@ class Group:
     pods: int
     address: tuple[str, int]
     """Where the first pod listens."""
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     sizes: tuple[int, ...] = ()
     """With how many pods a start may begin where not all are there; empty where all are needed."""
     wait_seconds: float = 0.0
@@ -116,7 +116,7 @@ class Group:
             self._forget_lost()
             if time.monotonic() - reported > _REPORT_SECONDS:
                 absent = [it for it in range(1, self.pods) if it not in self._peers]
-                self.say(f"waits for {len(absent)} of {self.pods} pods: {', '.join(map(str, absent[:20]))}")
+                self.log(f"waits for {len(absent)} of {self.pods} pods: {', '.join(map(str, absent[:20]))}")
                 reported = time.monotonic()
         start = GroupStart.new(sorted((0, *self._peers))[:size])
         self._members = start.members
@@ -182,7 +182,7 @@ class Group:
                 if (start := self._await_start(_Line(connection), is_over)) is not None:
                     return start
             if time.monotonic() - reported > _REPORT_SECONDS:
-                self.say(f"waits for the first pod, {self.address[0]}")
+                self.log(f"waits for the first pod, {self.address[0]}")
                 reported = time.monotonic()
             time.sleep(_POLL_SECONDS)
         return None

@@ -151,9 +151,9 @@ class Pod:
     def _job_of(self, pods: int) -> Path:
         """A job file for a start with fewer pods. Its global batch is given, so that steps stay the same."""
         spec = {**self.job["spec"], "compute": {**self.job["spec"]["compute"], "instance_count": pods}}
-        place = self.base / "input" / "job.json"
-        place.write_text(json.dumps({**self.job, "spec": spec}), encoding="utf-8")
-        return place
+        path = self.base / "input" / "job.json"
+        path.write_text(json.dumps({**self.job, "spec": spec}), encoding="utf-8")
+        return path
 
     def expected(self) -> Expected:
         """What this pod must have."""
@@ -198,13 +198,13 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     # At once: the first process of a container gets no signal that it has no handler for.
     signal.signal(signal.SIGTERM, ending)
     if issues := node_issues(pod.expected()):
-        _say(f"sm_llm: pod {pod.name} is unfit: {'; '.join(issues)}")
+        _log(f"sm_llm: pod {pod.name} is unfit: {'; '.join(issues)}")
         return BAD_POD
     make_container_folders(pod.base)
     if pod.runner != "torchrun":
         return _code(pod, _run(pod, None, None, ending), ending)
     job = f"{pod.job['run_id']}/{pod.job['attempt']}"
-    group = Group(job, pod.index, pod.pods, pod.address, _say, pod.sizes, pod.wait_seconds)
+    group = Group(job, pod.index, pod.pods, pod.address, _log, pod.sizes, pod.wait_seconds)
     start = group.start(lambda: ending.has_come)
     if start is None:
         return ENDED
@@ -232,7 +232,7 @@ def _code(pod: Pod, code: int, ending: _Ending) -> int:
         failure = pod.base / "output" / "failure"
         lines = failure.read_text(encoding="utf-8", errors="replace").splitlines() if failure.is_file() else []
         # Kubernetes keeps the last lines of a container's log as the reason of its end.
-        _say(f"sm_llm: pod {pod.index} ends with code {code}: {lines[0] if lines else 'no process reported a reason'}")
+        _log(f"sm_llm: pod {pod.index} ends with code {code}: {lines[0] if lines else 'no process reported a reason'}")
     return code
 
 
@@ -246,7 +246,7 @@ def _run(pod: Pod, start: GroupStart | None, group: Group | None, ending: _Endin
     moment = time.strftime("%FT%TZ", time.gmtime())
     meeting = "hyperpodrun" if start is None else f"rendezvous {start.rendezvous}"
     count = pod.pods if start is None else len(start.members)
-    _say(f"--- pod {pod.index} of {count} is {pod.name}; {meeting}; {moment} ---")
+    _log(f"--- pod {pod.index} of {count} is {pod.name}; {meeting}; {moment} ---")
     process = subprocess.Popen(
         pod.command(start),
         env=pod.variables(start),
@@ -268,7 +268,7 @@ def _run(pod: Pod, start: GroupStart | None, group: Group | None, ending: _Endin
                 asks = False
         if group is not None and not ending.has_come and (why := group.lost()):
             if given_up is None:
-                _say(f"sm_llm: {why}; this pod ends, too, so that all of them start again together")
+                _log(f"sm_llm: {why}; this pod ends, too, so that all of them start again together")
                 given_up = time.monotonic() + GRACE_SECONDS
                 if group.is_orderly:
                     process.send_signal(signal.SIGTERM)
@@ -277,7 +277,7 @@ def _run(pod: Pod, start: GroupStart | None, group: Group | None, ending: _Endin
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, flush=True)
 
 

@@ -76,7 +76,7 @@ class StepJob:
         self.state = WAITING
 
     @property
-    def _place(self) -> str:
+    def _path(self) -> str:
         namespace = self.manifest["metadata"]["namespace"]
         return f"/apis/{self.manifest['apiVersion']}/namespaces/{namespace}/{_PLURALS[self.manifest['kind']]}"
 
@@ -86,10 +86,10 @@ class StepJob:
 
     def start(self, api: Api) -> str:
         """Create the job, once. Ends the process where the cluster refuses it."""
-        status, found = api.ask("POST", self._place, self.manifest)
+        status, found = api.ask("POST", self._path, self.manifest)
         if status == 409:
             # The answer to an earlier request may have been lost, or this pod was started again.
-            _, found = api.ask("GET", f"{self._place}/{self._job}")
+            _, found = api.ask("GET", f"{self._path}/{self._job}")
             if self._marks(found) != self._marks(self.manifest):
                 raise SystemExit(f"sm_llm: step {self.name}: there is another job {self._job}. Delete it")
         elif status >= 300:
@@ -104,7 +104,7 @@ class StepJob:
 
     def read_state(self, api: Api) -> str:
         """The state of the job, which was started."""
-        status, found = api.ask("GET", f"{self._place}/{self._job}")
+        status, found = api.ask("GET", f"{self._path}/{self._job}")
         if status == 404:
             return ENDED
         if status >= 300:

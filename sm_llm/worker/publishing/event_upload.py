@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT, job_home
+from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT, job_run_store
 from sm_llm.runs.replication.periodic_task import PeriodicTask
 from sm_llm.runs.stop_request import StopRequest
 from sm_llm.worker.run_folder import is_own_event_file
@@ -20,11 +20,11 @@ def upload_events(context: WorkerContext, environ: Mapping[str, str]) -> Periodi
 
     It never raises: a store that does not answer is reported, once.
     """
-    home, place = job_home(context.job), context.place
-    uploader = home.uploader(context.run.root, lambda name: is_own_event_file(name, context.job, place))
-    if uploader is None or RUN_FOLDER_ENVIRONMENT in environ or not place.is_node_leader:
+    run_store, process = job_run_store(context.job), context.process
+    uploader = run_store.uploader(context.run.root, lambda name: is_own_event_file(name, context.job, process))
+    if uploader is None or RUN_FOLDER_ENVIRONMENT in environ or not process.is_node_leader:
         return None
     # The worker itself only reads a local stop file: in S3 a periodic task checks, away from the training loop.
-    requests = StopRequest(home.is_asked_to_stop, context.job.attempt, context.run.stop_file.touch)
-    duties = [uploader.ship, requests.poll] if place.is_leader else [uploader.ship]
+    requests = StopRequest(run_store.is_asked_to_stop, context.job.attempt, context.run.stop_file.touch)
+    duties = [uploader.ship, requests.poll] if process.is_leader else [uploader.ship]
     return PeriodicTask(duties, lambda message: context.notice(message, "warning"), last=uploader.ship_all).start()

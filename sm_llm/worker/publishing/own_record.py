@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT, job_home
+from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT, job_run_store
 from sm_llm.errors import SmLlmError
 from sm_llm.runs.run_paths import STOP_FILE
 from sm_llm.runs.run_record import Attempt, RunRecord, host_facts
@@ -29,18 +29,18 @@ def keep_record(context: WorkerContext, environ: Mapping[str, str]) -> None:
     """
     # Only SageMaker starts jobs that no launcher of ours has written a record for.
     native_id = _training_job(environ)
-    if native_id is None or not context.place.is_leader or RUN_FOLDER_ENVIRONMENT in environ:
+    if native_id is None or not context.process.is_leader or RUN_FOLDER_ENVIRONMENT in environ:
         return
-    home, number = job_home(context.job), context.job.attempt
+    run_store, number = job_run_store(context.job), context.job.attempt
     attempt = Attempt.claim(number, native_id)
     try:
-        if not home.exists():
-            home.create(_record(context.job).with_attempt(attempt))
-        elif not attempt.is_open_in(held := home.record()):  # nor is it where somebody took this job for dead
+        if not run_store.exists():
+            run_store.create(_record(context.job).with_attempt(attempt))
+        elif not attempt.is_open_in(held := run_store.record()):  # nor is it where somebody took this job for dead
             context.replaced_job = _replaced(held, attempt)
-            home.store.delete([STOP_FILE])  # an earlier job was asked, whose attempt this one takes the place of
+            run_store.store.delete([STOP_FILE])  # an earlier job was asked, whose attempt this one takes the place of
             spec = {"spec": context.job.spec.model_dump(mode="json"), "spec_digest": context.job.spec_digest}
-            home.update(lambda held: held.with_attempt(attempt).model_copy(update=spec))
+            run_store.update(lambda held: held.with_attempt(attempt).model_copy(update=spec))
     except SmLlmError as error:
         context.notice(f"the run's record could not be written: {error}", "warning")
 

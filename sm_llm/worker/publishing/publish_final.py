@@ -35,7 +35,7 @@ PAUSE_SECONDS = 10.0
 def result_folder(context: WorkerContext) -> Path:
     """A fresh place in scratch where the leader writes the result before it is sealed."""
     folder = context.scratch / RESULT_FOLDER
-    if context.place.is_leader:
+    if context.process.is_leader:
         # What an attempt that was killed on this node has left would become part of this result.
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(_sealed(folder), ignore_errors=True)
@@ -51,7 +51,7 @@ def publish_final(
     is done, and all that it needs is a store. Raises ``StorageError`` on every process if it fails, or if another run's
     result holds the place.
     """
-    sealed = publication.seal(folder, _sealed(folder)) if context.place.is_leader else None
+    sealed = publication.seal(folder, _sealed(folder)) if context.process.is_leader else None
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
@@ -60,7 +60,7 @@ def publish_final(
         except StorageError as error:
             # All processes hold the same error, but the clock and the kind of store are rank 0's to judge: if one
             # raised while another tried again, the latter would wait in its next collective in vain.
-            is_leader = context.place.is_leader
+            is_leader = context.process.is_leader
             if not gather(is_leader and _may_pass(store, error) and time.monotonic() < deadline)[0]:
                 raise
             if is_leader:
@@ -87,22 +87,22 @@ def announce(context: WorkerContext, store: Store, commit: CommitManifest) -> st
     write_atomically(context.container.model / POINTER, pointer_text(store, commit))
     leave_pointer(store, commit)
     context.emit(FinalPublished(uri, commit.size))
-    context.say(f"published: {uri} ({commit.size / 2**20:.1f} MiB)")
+    context.log(f"published: {uri} ({commit.size / 2**20:.1f} MiB)")
     return uri
 
 
 def _publish_once(
     context: WorkerContext, store: Store, sealed: Path | None, gather: Gather, meta: Mapping[str, Any]
 ) -> Published:
-    place = context.place
-    own = publication.new_save(context.job.run_id, None, world_size=place.world_size, node_count=1)
+    process = context.process
+    own = publication.new_save(context.job.run_id, None, world_size=process.world_size, node_count=1)
     return publication.publish(
         store,
         # Every process draws a save; rank 0's is used. Each try has a new one, for no key is ever written twice.
         gather(own)[0],
         sealed,
         node=0,
-        leader=place.is_leader,
+        leader=process.is_leader,
         gather=gather,
         meta=meta,
         upload=partial(context.agent.call, upload_part),

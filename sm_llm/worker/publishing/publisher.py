@@ -109,7 +109,7 @@ class Publisher:
         with self._changed:
             self._held[sealed.save.save_id] = sealed
         control.barrier()  # rank 0 may have the other thread publish it from now on
-        reported = control.broadcast(self._enqueue(sealed) if self._context.place.is_leader else None)
+        reported = control.broadcast(self._enqueue(sealed) if self._context.process.is_leader else None)
         assert reported is not None
         # The other thread gave up before this save was held, so it settled every future but this one.
         if self.failure is not None:
@@ -157,15 +157,15 @@ class Publisher:
 
     def _try(self, sealed: Sealed) -> StorageError | None:
         """Publish once; None, or the error that all processes have."""
-        place, began = self._context.place, time.perf_counter()
+        process, began = self._context.process, time.perf_counter()
         sealed.saves.add(sealed.save.save_id)
         try:
             published = publication.publish(
                 self._store,
                 sealed.save,
-                sealed.folder if place.is_node_leader else None,
-                node=place.node,
-                leader=place.is_leader,
+                sealed.folder if process.is_node_leader else None,
+                node=process.node,
+                leader=process.is_leader,
                 gather=self._control.gather,
                 meta=sealed.meta,
                 upload=partial(self._context.agent.call, upload_part),
@@ -182,7 +182,7 @@ class Publisher:
 
     def _next(self, current: Sealed, error: StorageError | None, tries: int) -> _Reported:
         reported = self._control.broadcast(
-            self._choose(current, error, tries) if self._context.place.is_leader else None
+            self._choose(current, error, tries) if self._context.process.is_leader else None
         )
         assert reported is not None
         return reported
@@ -208,10 +208,10 @@ class Publisher:
                 # anew.
                 self._busy = False
                 return _Reported()
-        place = self._context.place
+        process = self._context.process
         # The files are the same, the id is not: parts of the failed try can then never mix with this one's.
         again = publication.new_save(
-            current.save.run_id, current.save.step, world_size=place.world_size, node_count=place.node_count
+            current.save.run_id, current.save.step, world_size=process.world_size, node_count=process.node_count
         )
         return _Reported(current.save.save_id, again)
 
@@ -270,7 +270,7 @@ class Publisher:
     def _settle(self, sealed: Sealed, result: Published | None) -> None:
         """The folder is moved or removed only now: its save is committed, or a newer one is sealed."""
         commit = result.commit if result is not None and result.won else None
-        if self._context.place.is_node_leader:
+        if self._context.process.is_node_leader:
             if commit is not None:
                 # Under the id that was committed: an earlier try of the same files may have been.
                 self._context.copies.keep(sealed.folder, commit.save_id)

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 def is_delivered(context: WorkerContext, control: ControlGroup) -> bool:
     """Whether an earlier attempt published the result already. Rank 0 checks."""
-    return control.broadcast(context.place.is_leader and is_published(context))
+    return control.broadcast(context.process.is_leader and is_published(context))
 
 
 def deliver(context: WorkerContext, setup: Setup, strategy: Strategy, store: Store, control: ControlGroup) -> None:
     """Export the model, publish it, and show what it writes."""
-    folder, is_leader = result_folder(context), context.place.is_leader
+    folder, is_leader = result_folder(context), context.process.is_leader
     dtype = DTYPES[setup.task.precision.compute]
     export_model(strategy, setup.config, dtype, setup.tokenizer, folder, is_leader=is_leader)
     shards = setup.task.parallelism.result_shards()
@@ -45,11 +45,11 @@ def deliver(context: WorkerContext, setup: Setup, strategy: Strategy, store: Sto
     # After the publication: whatever fails here, the result is stored.
     _write_sample(context, setup, strategy, control)
     if uri is not None and is_s3(uri):
-        context.say(f"get it with: sm-llm sync {quoted(uri, f'./{context.job.run_id}')}")
+        context.log(f"get it with: sm-llm sync {quoted(uri, f'./{context.job.run_id}')}")
     elif shards is not None and uri is not None:
-        context.say(f"convert it with: sm-llm convert {quoted(uri, f'./{context.job.run_id}')} --to hf")
+        context.log(f"convert it with: sm-llm convert {quoted(uri, f'./{context.job.run_id}')} --to hf")
     else:
-        context.say(f"load it with: AutoModelForCausalLM.from_pretrained({uri!r})")
+        context.log(f"load it with: AutoModelForCausalLM.from_pretrained({uri!r})")
 
 
 def _cut(context: WorkerContext, model: Path, options: Mapping[str, Any]) -> None:
@@ -79,4 +79,4 @@ def _write_sample(context: WorkerContext, setup: Setup, strategy: Strategy, cont
         seed=setup.task.seed,
     )
     context.emit(Sample(prompt, text))
-    context.say(f"sample: {prompt}{text}")
+    context.log(f"sample: {prompt}{text}")

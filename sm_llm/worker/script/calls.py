@@ -50,15 +50,15 @@ def publish(folder: str | os.PathLike[str], step: int) -> None:
     the checkpoint folder, under its own name. Raises ``StorageError`` for a folder that holds no file, and when this
     node's files came too late to be part of the checkpoint of this step.
     """
-    place = os.environ.get(HANDOVER)
+    handover = os.environ.get(HANDOVER)
     # One process hands over for its node: all of them see the same folder.
-    if place is None or os.environ.get("LOCAL_RANK", "0") != "0":
+    if handover is None or os.environ.get("LOCAL_RANK", "0") != "0":
         return
     step = int(step)
-    source, target = Path(folder).resolve(), Path(place) / str(step)
+    source, target = Path(folder).resolve(), Path(handover) / str(step)
     if not holds_file(source):
         raise StorageError(f"{source}: holds no file to publish")
-    late = closed(Path(place), step)
+    late = closed(Path(handover), step)
     if not late.exists():
         # Handed over already, and not yet taken: a second call changes nothing.
         if target.exists():
@@ -93,9 +93,9 @@ LATE_SECONDS = 120.0
 """How long after the first node the others may hand over a step."""
 
 
-def closed(place: Path, step: int) -> Path:
+def closed(handover: Path, step: int) -> Path:
     """Marks a step of which this node had nothing in time: nothing can be added any more."""
-    return place / f".closed-{step}"
+    return handover / f".closed-{step}"
 
 
 def holds_file(folder: Path) -> bool:

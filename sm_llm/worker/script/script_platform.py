@@ -49,7 +49,7 @@ def variables(
         "SM_HPS": json.dumps({**_given(environ), **arguments}),
         "SM_USER_ARGS": json.dumps(list(argv)),
         "SM_CHANNELS": json.dumps(channels),
-        **{f"SM_CHANNEL_{name.upper()}": place for name, place in inputs.items()},
+        **{f"SM_CHANNEL_{name.upper()}": location for name, location in inputs.items()},
         **{f"SM_HP_{name.upper()}": _text(value) for name, value in arguments.items()},
     }
     # Some scripts read the one JSON variable instead of the single ones; both must agree.
@@ -96,14 +96,18 @@ def collect(container: ContainerPaths, output: Path, own: Path) -> list[str]:
     Returns warnings for what is not published, or under another name.
     """
     root = container.output_data.parent
-    places = {container.model: output, container.output_data: output / DATA, root / INTERMEDIATE: output / INTERMEDIATE}
+    locations = {
+        container.model: output,
+        container.output_data: output / DATA,
+        root / INTERMEDIATE: output / INTERMEDIATE,
+    }
     # Before anything moves, which would break the links to it.
     kept = [text for it in (container.model, root, output) for text in make_plain(it, (container.model, root, own))]
     # The platform's output folder comes last, because two of the others lie in it.
-    for source, target in {**places, root: output}.items():
+    for source, target in {**locations, root: output}.items():
         for entry in sorted(source.iterdir()) if source.is_dir() else []:
             # The pointer is this worker's; the platform's own reports are not part of a result.
-            if entry.name == POINTER or (source == root and (entry in places or entry.name in _OF_THE_PLATFORM)):
+            if entry.name == POINTER or (source == root and (entry in locations or entry.name in _OF_THE_PLATFORM)):
                 continue
             if (target / entry.name).exists():
                 kept.append(f"{entry} is not published: {target / entry.name} is there already")

@@ -95,27 +95,27 @@ class ScriptPublisher:
     def _turn(self) -> bool:
         """One publication on all nodes; False when there will be no more."""
         # Only node 0 searches. The others wait in the gather for the step that it has found.
-        step = self._next() if self._context.place.is_leader else None
+        step = self._next() if self._context.process.is_leader else None
         step = self._gather(step)[0]
         if step is None:
             return False
         began = time.monotonic()
         save = publication.new_save(
-            self._context.job.run_id, step, world_size=self._context.place.world_size, node_count=len(self._gather(0))
+            self._context.job.run_id, step, world_size=self._context.process.world_size, node_count=len(self._gather(0))
         )
         save = self._gather(save)[0]
         try:
             published = publication.publish(
                 self._store,
                 save,
-                self._place("sealed", step),
-                node=self._context.place.node,
-                leader=self._context.place.is_leader,
+                self._folder("sealed", step),
+                node=self._context.process.node,
+                leader=self._context.process.is_leader,
                 gather=self._gather,
                 meta={"kind": "script", "spec_digest": self._context.job.spec_digest},
                 upload=self._upload,
             )
-            if self._context.place.is_leader:
+            if self._context.process.is_leader:
                 # All nodes end a publication alike, so each of them comes to the next turn.
                 self._announce(published, step, time.monotonic() - began)
         except (SmLlmError, OSError) as error:
@@ -126,16 +126,20 @@ class ScriptPublisher:
             self._clear(step)
         return True
 
-    def _place(self, what: str, step: int) -> Path:
+    def _folder(self, what: str, step: int) -> Path:
         """A folder of this node's files of ``step``, beside what is handed over: ``taken``, then ``sealed``."""
         return self._handover / f".{what}-{step}"
 
     def _clear(self, step: int) -> None:
         """Free the files of ``step``, and what is not needed any more; what came too late, its program removes."""
         over = [it for it in self._handed() if it <= step and not closed(self._handover, it).exists()]
-        places = [self._place("taken", step), self._place("sealed", step), *(self._handover / str(it) for it in over)]
-        for place in places:
-            shutil.rmtree(place, ignore_errors=True)
+        folders = [
+            self._folder("taken", step),
+            self._folder("sealed", step),
+            *(self._handover / str(it) for it in over),
+        ]
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _next(self) -> int | None:
         """Wait for a step and take its files of this node; None once the program has ended and nothing is left."""
@@ -190,10 +194,10 @@ class ScriptPublisher:
     def _upload(self, store: Store, save: Save, sealed: Path, node: int, **options: Any) -> PartManifest:
         """Store this node's files; at least a mark that it has none. Its failure is reported to all nodes."""
         assert save.step is not None
-        taken = self._place("taken", save.step)
+        taken = self._folder("taken", save.step)
         # Part of the publication, after which all nodes exchange their errors. Raising outside would leave the others
         # waiting.
-        if not self._context.place.is_leader:  # the leader has taken them before it sent the step
+        if not self._context.process.is_leader:  # the leader has taken them before it sent the step
             self._wait_for_files(save.step)
         mark = taken / MARKS / f"node-{node}.json"
         mark.parent.mkdir(parents=True, exist_ok=True)
@@ -230,7 +234,7 @@ class ScriptPublisher:
         settled = self._settled_of(step)
         if settled is None:
             return False
-        taken, failure = self._place("taken", step), None
+        taken, failure = self._folder("taken", step), None
         try:
             # Linking changes no time of the program's files, so a second look shows whether the program has.
             left_out = link_tree(settled, taken / settled.name)
@@ -247,7 +251,7 @@ class ScriptPublisher:
 
     def _take_handed(self, step: int) -> bool:
         with suppress(FileNotFoundError):
-            (self._handover / str(step)).rename(self._place("taken", step))
+            (self._handover / str(step)).rename(self._folder("taken", step))
             return True
         return False
 
@@ -260,7 +264,7 @@ class ScriptPublisher:
             return
         uri, size = join(self._store.uri, published.commit.save.slot.commit_key), published.commit.size
         self._context.emit(CheckpointPublished(step, uri, size, seconds, 0.0))
-        self._context.say(f"checkpoint step {step}: {size / 2**20:.1f} MiB published in {seconds:.2f} s")
+        self._context.log(f"checkpoint step {step}: {size / 2**20:.1f} MiB published in {seconds:.2f} s")
         self._collect(step)
 
     def _collect(self, step: int) -> None:

@@ -193,13 +193,13 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     # First, so that whatever fails from here on is in the log that the launcher reads.
     _log_to(node.folder / f"node-{node.index}.log")
     rendezvous, port = node.rendezvous
-    _say(
+    _log(
         f"--- job {environ['SLURM_JOB_ID']}, restart {node.restart}: node {node.index} of {len(node.names)} is "
         f"{node.name}; rendezvous {rendezvous} at {node.names[0]}:{port}; {time.strftime('%FT%TZ', time.gmtime())} ---"
     )
     if issues := node_issues(node.expected()):
         text = f"node {node.name} is unfit: {'; '.join(issues)}"
-        _say(f"sm_llm: {text}")
+        _log(f"sm_llm: {text}")
         node.note(f"failure-{node.restart}-{node.index}", text)
         node.note_verdict("unfit")
         node.await_verdicts()
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     node.note_verdict("fit")
     mark = leftovers.use(node.base)
     if swept := leftovers.sweep(node.of_user, str(node.job["run_id"]), node.name):
-        _say(f"sm_llm: removed from {node.of_user} what runs had left that did not come back: {', '.join(swept)}")
+        _log(f"sm_llm: removed from {node.of_user} what runs had left that did not come back: {', '.join(swept)}")
     node.lay_out()
     code = _run(node)
     leftovers.leave(mark)
@@ -266,7 +266,7 @@ def _log_to(path: Path) -> None:
     os.close(descriptor)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, flush=True)
 
 

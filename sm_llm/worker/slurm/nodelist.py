@@ -38,10 +38,10 @@ def keeping_positions(names: list[str], before: list[str]) -> list[str]:
 
     ``names`` must be in the same order on every node, for each derives its rank from the result.
     """
-    places: list[str | None] = [it if it in names else None for it in before[: len(names)]]
-    places += [None] * (len(names) - len(places))
-    others = iter([it for it in names if it not in places])
-    return [it if it is not None else next(others) for it in places]
+    ordered: list[str | None] = [it if it in names else None for it in before[: len(names)]]
+    ordered += [None] * (len(names) - len(ordered))
+    others = iter([it for it in names if it not in ordered])
+    return [it if it is not None else next(others) for it in ordered]
 
 
 def _values(ranges: str) -> list[str]:

@@ -75,13 +75,15 @@ def named_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return with_plain_names(model.named_parameters())
 
 
-def materialise(model: torch.nn.Module, home: torch.device, device: torch.device, weights: WeightReader | None) -> None:
+def materialise(
+    model: torch.nn.Module, parameter_device: torch.device, device: torch.device, weights: WeightReader | None
+) -> None:
     """Give a model on the meta device its memory, its weights (this process's shards only) and its buffers.
 
-    Parameters live at ``home``; buffers on the ``device`` that computes. Without ``weights`` parameters are NaN, which
-    no training passes over in silence, until a checkpoint is loaded.
+    Parameters live at ``parameter_device``; buffers on the ``device`` that computes. Without ``weights`` parameters
+    are NaN, which no training passes over in silence, until a checkpoint is loaded.
     """
-    model.to_empty(device=home)
+    model.to_empty(device=parameter_device)
     model.tie_weights()  # type: ignore[operator]  # to_empty gives each place of a tied parameter its own memory
     with torch.no_grad():
         for name, parameter in named_parameters(model).items():

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from sm_llm.worker.strategies.base import Strategy
 
 
-def find_device(strategy: str, place: ProcessInfo) -> Device:
+def find_device(strategy: str, process: ProcessInfo) -> Device:
     """The device on which this process trains with a strategy, made its current one."""
-    device: Device = _named(STRATEGIES[strategy].device)(place)
+    device: Device = _named(STRATEGIES[strategy].device)(process)
     return device
 
 
-def make_strategy(task: TrainTask, place: ProcessInfo, device: Device) -> Strategy:
+def make_strategy(task: TrainTask, process: ProcessInfo, device: Device) -> Strategy:
     """The strategy of ``task.parallelism``."""
-    strategy: Strategy = _named(STRATEGIES[task.parallelism.strategy].worker)(task, place, device)
+    strategy: Strategy = _named(STRATEGIES[task.parallelism.strategy].worker)(task, process, device)
     return strategy
 
 

@@ -76,9 +76,9 @@ class PretrainedWeights:
         part: torch.Tensor = view[tuple(slice(o, o + s) for o, s in zip(offsets, sizes, strict=True))]
         # The extremes need no memory of their own; only where they are not finite are the elements looked up.
         if part.numel() and not all(bool(extreme.isfinite()) for extreme in part.aminmax()):
-            place = [int(i) + o for i, o in zip(part.isfinite().logical_not().nonzero()[0], offsets, strict=True)]
+            index = [int(i) + o for i, o in zip(part.isfinite().logical_not().nonzero()[0], offsets, strict=True)]
             raise CheckpointError(
-                f"{START}: {self._tensors[name].file}: {name} holds NaN or infinity, first at {place}. "
+                f"{START}: {self._tensors[name].file}: {name} holds NaN or infinity, first at {index}. "
                 "Fetch the file again, or name an earlier, undamaged version of the weights"
             )
         return part

@@ -76,7 +76,7 @@ class Stopper:
     def open(self) -> None:
         """Before a step: put this process's flag in."""
         requests = self._context.requests
-        if self._context.place.is_leader:
+        if self._context.process.is_leader:
             # One process reads the file system; the flag brings the request to all others.
             requests.check_file(self._context.run.stop_file)
         self._flag.fill_(int(requests.reason is not None))
@@ -116,5 +116,5 @@ class Stopper:
         newest = self._control.broadcast(newest)
         record = StopRecord(reason=decision.reason, step=step, checkpoint=newest, detail=decision.detail)
         self._context.emit(Stopped(step, record.reason, record.checkpoint, record.detail))
-        self._context.say(record.sentence)
+        self._context.log(record.sentence)
         return Stopping(record)

@@ -71,25 +71,25 @@ class CompileProgress:
     def report(self) -> None:
         """On the first node, the graphs of all nodes, as often as it is due: also while it waits for the others."""
         now = self._clock()
-        if not self._context.place.is_leader or now - self._reported_at < REPORT_SECONDS:
+        if not self._context.process.is_leader or now - self._reported_at < REPORT_SECONDS:
             return
         self._reported_at = now
-        nodes = [self._of(node) for node in range(self._context.place.node_count)]
-        done, total = (sum(it[place] for it in nodes) for place in (0, 1))
+        nodes = [self._of(node) for node in range(self._context.process.node_count)]
+        done, total = (sum(it[index] for it in nodes) for index in (0, 1))
         behind = [f"node {node}: {it[0]} of {it[1]}" for node, it in enumerate(nodes) if it[0] < it[1] or not it[1]]
         detail = "; ".join(behind[:_SHOWN]) + (f" and {len(behind) - _SHOWN} more" if len(behind) > _SHOWN else "")
         quiet = f", nothing new on node 0 for {(now - self._changed_at) / 60:.0f} min"
         self._context.emit(Progress("precompile", done, total, "graphs", detail))
-        self._context.say(f"graphs: {done} of {total} compiled{f' ({detail})' if detail else ''}{quiet}")
+        self._context.log(f"graphs: {done} of {total} compiled{f' ({detail})' if detail else ''}{quiet}")
 
     def _note(self) -> None:
         if self._context.kv_store is not None:
             done = sum(state == "compiled" for state in self._states.values())
-            self._context.kv_store.put(f"{_NOTE}{self._context.place.node}", json.dumps([done, len(self._states)]))
+            self._context.kv_store.put(f"{_NOTE}{self._context.process.node}", json.dumps([done, len(self._states)]))
 
     def _of(self, node: int) -> tuple[int, int]:
         """Graphs that a node has compiled, and that it has."""
-        if node == self._context.place.node:
+        if node == self._context.process.node:
             return sum(state == "compiled" for state in self._states.values()), len(self._states)
         noted = None if self._context.kv_store is None else self._context.kv_store.get(f"{_NOTE}{node}")
         done, total = (0, 0) if noted is None else json.loads(noted)
@@ -100,7 +100,7 @@ class CompileProgress:
         shown = ", ".join(waiting[:_SHOWN]) + (" …" if len(waiting) > _SHOWN else "")
         still = f"{counted(len(waiting), 'graph')} not compiled ({shown})" if waiting else "no graph extracted"
         return (
-            f"the compiler on node {self._context.place.node} stalled: nothing new for {seconds:.0f} s, {still}. "
+            f"the compiler on node {self._context.process.node} stalled: nothing new for {seconds:.0f} s, {still}. "
             "Raise task.stall_seconds where a graph needs longer"
         )
 

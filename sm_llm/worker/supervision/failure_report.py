@@ -41,7 +41,7 @@ class ProgramFailed(RunFailed):
         self.log = log
 
 
-def failure_of(error: BaseException, place: ProcessInfo, step: int | None = None) -> Failure:
+def failure_of(error: BaseException, process: ProcessInfo, step: int | None = None) -> Failure:
     """The record of an exception in this process."""
     text = "".join(traceback.format_exception(error)) if needs_traceback(error) else ""
     # A traceback of ours would hide the program's own.
@@ -50,8 +50,8 @@ def failure_of(error: BaseException, place: ProcessInfo, step: int | None = None
     return Failure(
         cause=cause_of(error),
         message=message_of(error),
-        rank=place.rank,
-        node=place.node,
+        rank=process.rank,
+        node=process.node,
         host=socket.gethostname(),
         step=step,
         traceback=text,
@@ -95,12 +95,12 @@ def _first(kv_store: KeyValueStore, failure: Failure) -> Failure:
 def publish(context: WorkerContext, first: Failure) -> None:
     """Write the job's first failure where this node shows it; whoever it happened to puts it into the event log."""
     leave_note(context.container.failure, first)
-    if first.rank != context.place.rank and first.cause is not Cause.STALLED:
+    if first.rank != context.process.rank and first.cause is not Cause.STALLED:
         return
     with suppress(OSError):  # a full disk has no space for it; stderr has it, too
         # A file of its own: only the leader has an event log, and any rank may fail first.
         log = EventWriter(
-            context.run.event_file(context.job.attempt, f"rank{context.place.rank}-failure"), context.job.attempt
+            context.run.event_file(context.job.attempt, f"rank{context.process.rank}-failure"), context.job.attempt
         )
         log.write(Failed(first.cause, first.message, first.rank, first.node, first.host, first.step, first.traceback))
         log.close()

@@ -75,12 +75,12 @@ class HangReport:
     def _answers(self) -> list[RankReport]:
         if self._kv_store is None:
             return [self._own]
-        texts = [self._kv_store.get(f"answer/{rank}") for rank in range(self._context.place.world_size)]
+        texts = [self._kv_store.get(f"answer/{rank}") for rank in range(self._context.process.world_size)]
         return [RankReport(**json.loads(text)) for text in texts if text is not None]
 
     def _judge(self, answers: list[RankReport]) -> Failure:
-        place = self._context.place
-        silent = sorted(set(range(place.world_size)) - {answer.rank for answer in answers})
+        process = self._context.process
+        silent = sorted(set(range(process.world_size)) - {answer.rank for answer in answers})
         # While a rank is silent, those that wait for it are behind through no fault of their own.
         behind = [] if silent else _behind(answers)
         guilty = next(iter(silent or behind), None)

@@ -29,7 +29,7 @@ def probe_kernels(context: WorkerContext, kernels: tuple[str, ...] = KERNELS) ->
 
     Raises ``RunFailed`` where our training needs it; elsewhere a program may do without, and is only warned.
     """
-    if context.place.world_size == 1 or not context.place.is_node_leader:
+    if context.process.world_size == 1 or not context.process.is_node_leader:
         return
     task = context.job.spec.task
     for name in kernels:

@@ -18,14 +18,14 @@ SECONDS = 10.0
 @contextmanager
 def start_lines(context: WorkerContext, seconds: float = SECONDS) -> Iterator[None]:
     """Inside, print ``context.doing`` every so many ``seconds`` on the leader, until a step is done."""
-    if not context.place.is_leader:
+    if not context.process.is_leader:
         yield
         return
     ended = threading.Event()
 
     def report() -> None:
         while not ended.wait(seconds) and not context.marker.has_stepped:
-            context.say(f"still {context.doing}, {time.time() - context.began:.0f} s after the start")
+            context.log(f"still {context.doing}, {time.time() - context.began:.0f} s after the start")
 
     thread = threading.Thread(target=report, name="start-lines", daemon=True)
     thread.start()

@@ -59,7 +59,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._beats = 0
         # Each process watches one other: the load on the store grows with the number of processes, not with its square.
-        self._neighbour = (context.place.rank + 1) % context.place.world_size
+        self._neighbour = (context.process.rank + 1) % context.process.world_size
         # The neighbour's last beat and when it changed, by this process's clock: clocks of hosts are never compared.
         self._last_beat: tuple[str | None, float] = (None, clock())
         self._hang_report: HangReport | None = None
@@ -69,9 +69,9 @@ class Watchdog:
 
     def start(self) -> Watchdog:
         if self._kv_store is not None:
-            place = self._context.place
+            process = self._context.process
             # With it a hang report on the same host can read the state of a process that does not answer.
-            self._kv_store.put(f"process/{place.rank}", json.dumps([socket.gethostname(), os.getpid()]))
+            self._kv_store.put(f"process/{process.rank}", json.dumps([socket.gethostname(), os.getpid()]))
         self._thread.start()
         return self
 
@@ -82,7 +82,7 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
         if self._kv_store is not None:
             try:
-                self._kv_store.put(f"beat/{self._context.place.rank}", _DONE)
+                self._kv_store.put(f"beat/{self._context.process.rank}", _DONE)
             except RuntimeError:  # node 0 has ended already
                 return
 
@@ -104,7 +104,7 @@ class Watchdog:
         self._beats += 1
         # Not once the job has failed: the store may be gone by then.
         if self._kv_store is not None and self._first is None:
-            self._kv_store.put(f"beat/{self._context.place.rank}", str(self._beats))
+            self._kv_store.put(f"beat/{self._context.process.rank}", str(self._beats))
 
     def _check(self) -> None:
         if (
@@ -145,7 +145,7 @@ class Watchdog:
         return {"seconds": seconds, "median": median, "silent": None}
 
     def _silent_neighbour(self) -> dict[str, Any] | None:
-        if self._kv_store is None or self._neighbour == self._context.place.rank:
+        if self._kv_store is None or self._neighbour == self._context.process.rank:
             return None
         beat, now = self._kv_store.get(f"beat/{self._neighbour}"), self._clock()
         if beat != self._last_beat[0]:
@@ -161,36 +161,38 @@ class Watchdog:
         marker = self._context.marker
         # Stacks are taken at once, while everybody still is where the stall began.
         answer = RankReport(
-            self._context.place.rank, marker.step, marker.phase, thread_stacks(skip=threading.get_ident())
+            self._context.process.rank, marker.step, marker.phase, thread_stacks(skip=threading.get_ident())
         )
         self._hang_report = HangReport(self._context, self._kv_store, alarm, answer, self._clock)
         self._hang_report.answer()
 
     def _end_with(self, first: Failure) -> None:
         """The job has failed. The main thread may come to its own end; if it waits for ever, it ends here."""
-        if first.rank == self._context.place.rank and self._hang_report is None:
+        if first.rank == self._context.process.rank and self._hang_report is None:
             return  # the main thread has reported it and is on its way out
         if self._clock() - self._failed_at > OWN_END_SECONDS:
             self._end_at_once(first)
 
     def _end_at_once(self, first: Failure) -> None:
         failures.publish(self._context, first)
-        print(f"rank {self._context.place.rank} ends: the first to fail was {first.headline}", flush=True)
-        failures.acknowledge(self._kv_store, self._context.place.rank)
+        print(f"rank {self._context.process.rank} ends: the first to fail was {first.headline}", flush=True)
+        failures.acknowledge(self._kv_store, self._context.process.rank)
         # Others may still read the store, which ends with the torchrun of node 0.
-        failures.linger(self._kv_store, self._context.place.world_size, is_cause=False)
+        failures.linger(self._kv_store, self._context.process.world_size, is_cause=False)
         self._end(1)
 
     def _miss_the_board(self, error: RuntimeError) -> None:
         """torchrun's store does not answer: node 0 has failed, or is out of reach."""
         if self._closed.is_set() or self._clock() - self._answered_at < SILENT_STORE_SECONDS:
             return
-        place = self._context.place
+        process = self._context.process
         message = f"another process is gone: torchrun's store on node 0 does not answer ({error})"
         # Only on this node: nothing can be agreed on without the store.
         failures.leave_note(
             self._context.container.failure,
-            Failure(Cause.LOST_PEER, message, place.rank, place.node, socket.gethostname(), self._context.marker.step),
+            Failure(
+                Cause.LOST_PEER, message, process.rank, process.node, socket.gethostname(), self._context.marker.step
+            ),
         )
         self._end(1)
 

@@ -42,8 +42,8 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     files, left_out = select(snapshot, Selection(task.include, task.exclude, task.one_weight_format))
     report_source(context, snapshot, files)
     for it in left_out:
-        context.say(f"left out ({it.reason}): {counted(it.files, 'file')}, {it.size / 2**20:,.1f} MiB")
-    own = publication.new_save(context.job.run_id, None, world_size=context.place.world_size, node_count=1)
+        context.log(f"left out ({it.reason}): {counted(it.files, 'file')}, {it.size / 2**20:,.1f} MiB")
+    own = publication.new_save(context.job.run_id, None, world_size=context.process.world_size, node_count=1)
     # Of attempts that race, all get the id that was stored first, and so store files in one place.
     save = Save.model_validate_json(ledger.once("save.json", own.model_dump_json()))
     sink = StoreTarget(store, save.data_prefix, ledger, context.scratch / "fetch")

@@ -16,7 +16,7 @@ from sm_llm.contract.compile_cache import CACHE_URL
 from sm_llm.contract.hosts import Hosts
 from sm_llm.contract.job_file import JOB_ENVIRONMENT, RUN_FOLDER_ENVIRONMENT, entrypoint_source
 from sm_llm.errors import RunFailed
-from sm_llm.package import HOME
+from sm_llm.package import PACKAGE_PARENT
 from sm_llm.runs.events.events import AttemptStarted
 from sm_llm.runs.run_paths import ContainerPaths
 from sm_llm.runs.stopped import StopRecord
@@ -91,19 +91,19 @@ class Precompilation:
         self.task = task
         self.counts = Counts()
         self.stopped: str | None = None
-        place = context.place
+        process = context.process
         # Without a time-out: stages of one model compile for hours on one node and for minutes on another. The
         # watchdog finds a node that is gone, ``CompileProgress`` one whose compiler hangs.
         self.together = StoreAllGather(
-            context.kv_store, "precompile", place.rank, place.world_size, timeout=float("inf")
+            context.kv_store, "precompile", process.rank, process.world_size, timeout=float("inf")
         )
 
     def run(self) -> None:
         """From the restored cache to the saved one, and the counts of all nodes as the result."""
-        context, place = self.context, self.context.place
-        context.emit(AttemptStarted(place.world_size, "compiler", self.task.extract_steps, versions()))
+        context, process = self.context, self.context.process
+        context.emit(AttemptStarted(process.world_size, "compiler", self.task.extract_steps, versions()))
         # Rank 0 decides for all: nodes that read the store at different moments could disagree.
-        if self.together(place.is_leader and is_published(context))[0]:
+        if self.together(process.is_leader and is_published(context))[0]:
             return
         if fault := release_problem(installed_packages()):
             raise RunFailed(f"task.training.parallelism: {fault}")
@@ -136,7 +136,7 @@ class Precompilation:
     def _heed_stop(self) -> None:
         if self.stopped is not None:
             record = StopRecord(reason=self.stopped, checkpoint=None)
-            self.context.say(record.sentence)
+            self.context.log(record.sentence)
             raise Stopping(record)
 
     def _rendezvous(self) -> tuple[str, int]:
@@ -182,7 +182,7 @@ class Precompilation:
         """The training's own start, with the node count and processes that it will have."""
         entry = folder / "train.py"
         entry.write_text(entrypoint_source("train"), encoding="utf-8")
-        place, compute = self.context.place, self.job.compute
+        process, compute = self.context.process, self.job.compute
         return [
             COMMAND,
             sys.executable,
@@ -190,9 +190,9 @@ class Precompilation:
             "-m",
             *((_LOOPBACK,) if address == _HERE else ()),
             "torch.distributed.run",
-            f"--nnodes={place.node_count}",
+            f"--nnodes={process.node_count}",
             f"--nproc-per-node={compute.processes}",
-            f"--node-rank={place.node}",
+            f"--node-rank={process.node}",
             "--rdzv-backend=static",
             f"--rdzv-id={self.context.job.run_id}-{self.context.job.attempt}-graphs",
             f"--master-addr={address}",
@@ -210,7 +210,7 @@ class Precompilation:
         # With the outer torchrun's ranks, the training's processes would take places in a group that they are not in.
         inherited = {name: text for name, text in os.environ.items() if not _OF_TORCHRUN.fullmatch(name)}
         # The package may be beside the entrypoint alone, in a code bundle.
-        path = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(filter(None, [str(PACKAGE_PARENT), os.environ.get("PYTHONPATH")]))
         return {
             **inherited,
             "PYTHONPATH": path,
@@ -237,7 +237,7 @@ class Precompilation:
     def _heed(self) -> None:
         """Note a request to stop, of this node or another one; raise if another node has failed."""
         requests, kv_store = self.context.requests, self.context.kv_store
-        if self.context.place.is_leader:
+        if self.context.process.is_leader:
             requests.check_file(self.context.run.stop_file)
         self.stopped = requests.reason
         if kv_store is None:
@@ -267,7 +267,7 @@ class Precompilation:
     def _publish(self, nodes: list[dict[str, Any]]) -> None:
         context = self.context
         folder = result_folder(context)
-        if context.place.is_leader:
+        if context.process.is_leader:
             counts = [{name: it[name] for name in ("graphs", "compiled", "failed")} for it in nodes]
             graphs, compiled = (sum(it[name] or 0 for it in counts) for name in ("graphs", "compiled"))
             context.notice(

@@ -62,4 +62,4 @@ class _Reporter:
             return
         self._phase, self._printed = progress.phase, now
         share = f" ({100 * progress.done / progress.total:.0f}%)" if progress.total else ""
-        self._context.say(f"{progress.phase}: {progress.done:,.0f} {progress.unit}{share} {progress.detail}".rstrip())
+        self._context.log(f"{progress.phase}: {progress.done:,.0f} {progress.unit}{share} {progress.detail}".rstrip())

@@ -44,7 +44,7 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     request = package(task, address)
     request["ClientToken"] = _token(context.store, request)
     arn = _register(request)
-    context.say(f"registered {address} as {arn}")
+    context.log(f"registered {address} as {arn}")
     folder = result_folder(context)
     folder.mkdir(parents=True)
     (folder / RECORD).write_text(json.dumps({"arn": arn, "request": request}, indent=2) + "\n", encoding="utf-8")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract import program as names
 from sm_llm.errors import RunFailed
-from sm_llm.package import HOME
+from sm_llm.package import PACKAGE_PARENT
 from sm_llm.runs.events.events import AttemptStarted, StartChosen
 from sm_llm.runs.stopped import StopRecord
-from sm_llm.spec.inputs import input_place, input_variable
+from sm_llm.spec.inputs import input_location, input_variable
 from sm_llm.spec.tasks import ScriptTask
 from sm_llm.storage.publication.result import result_address
 from sm_llm.storage.uri import open_store
@@ -95,18 +95,18 @@ class ScriptRunner:
         self.stopped: str | None = None
         # Packages that were installed for the program; the leader knows.
         self.installed: list[str] = []
-        place = context.place
-        if self.kv_store is None and place.world_size > 1:
+        process = context.process
+        if self.kv_store is None and process.world_size > 1:
             raise RunFailed("a script job of several processes needs torchrun's own store (torch 2.4 or newer)")
-        self.together = StoreAllGather(self.kv_store, "script", place.rank, place.world_size)
+        self.together = StoreAllGather(self.kv_store, "script", process.rank, process.world_size)
         self.store: Store = open_store(context.job.run_uri, job.storage_options.model_dump())
 
     def run(self) -> None:
         """From the staged inputs to the published result."""
-        context, place = self.context, self.context.place
-        context.emit(AttemptStarted(place.world_size, "script", None, versions()))
+        context, process = self.context, self.context.process
+        context.emit(AttemptStarted(process.world_size, "script", None, versions()))
         # Rank 0 decides for all: processes that read the store at different moments could disagree.
-        if self.together(place.is_leader and is_published(context))[0]:
+        if self.together(process.is_leader and is_published(context))[0]:
             return
         start = self._lay_out()
         # From here on a stop is passed to the program, which gets time to save.
@@ -130,9 +130,9 @@ class ScriptRunner:
 
     def _lay_out(self) -> tuple[int, str] | None:
         """The node's folders, the program in them, and the newest checkpoint: its step and folder."""
-        if self.context.place.is_node_leader:
+        if self.context.process.is_node_leader:
             # Only node leaders restore: their exchange needs a name of its own.
-            nodes = StoreAllGather(self.kv_store, "nodes", self.context.place.node, self.context.place.node_count)
+            nodes = StoreAllGather(self.kv_store, "nodes", self.context.process.node, self.context.process.node_count)
         text = once_per_node(self.context, "the program", lambda: json.dumps(self._prepare(nodes)))
         found = json.loads(text)
         start = None if found is None else (int(found[0]), str(found[1]))
@@ -140,7 +140,7 @@ class ScriptRunner:
             self.context.emit(StartChosen("scratch", 0))
         else:
             self.context.emit(StartChosen("checkpoint", start[0], start[1]))
-            self.context.say(f"the checkpoint of step {start[0]} is in {start[1]}")
+            self.context.log(f"the checkpoint of step {start[0]} is in {start[1]}")
         return start
 
     def _prepare(self, nodes: StoreAllGather) -> tuple[int, str] | None:
@@ -156,7 +156,7 @@ class ScriptRunner:
         self._install()
         if self.library_parameters is not None:
             folders.smp_config.write_text(json.dumps(self.library_parameters, indent=2), encoding="utf-8")
-        leader = self.context.place.is_leader
+        leader = self.context.process.is_leader
         found = restore_checkpoint(
             self.store, self.context.job.run_id, folders.checkpoints, leader=leader, gather=nodes
         )  # fmt: skip
@@ -171,7 +171,7 @@ class ScriptRunner:
         parallelism = self.task.parallelism
         stack = None if parallelism is None else parallelism.image_stack  # any other image owns the least
         self.installed = install(self.folders.work, self.folders.packages, stack)
-        if self.installed and self.context.place.is_leader:
+        if self.installed and self.context.process.is_leader:
             self.context.notice(f"installed for the program: {', '.join(self.installed)}")
 
     def _source(self) -> Path | None:
@@ -184,23 +184,23 @@ class ScriptRunner:
         """Name -> folder of every input of the job, on this node."""
         channels = self.context.job.channels
         mounted = {uri: name for name, uri in channels.items()}
-        places = {}
+        locations = {}
         for name, value in self.job.inputs.items():
-            uri = input_place(value)
+            uri = input_location(value)
             if uri in mounted:  # several inputs may be one folder: each has a channel of its own name
-                places[name] = str(channel(self.context, name if channels.get(name) == uri else mounted[uri]))
+                locations[name] = str(channel(self.context, name if channels.get(name) == uri else mounted[uri]))
             else:
-                places[name] = str(stage(self.context, uri)) if "://" in uri else result_address(uri)
-        return places
+                locations[name] = str(stage(self.context, uri)) if "://" in uri else result_address(uri)
+        return locations
 
     def _environment(
         self, task: ScriptTask, inputs: dict[str, str], start: tuple[int, str] | None, arguments: list[str]
     ) -> dict[str, str]:
         folders, context = self.folders, self.context
-        home = str(HOME)
+        parent = str(PACKAGE_PARENT)
         # The program's own modules first, then its packages, then ``sm_llm`` for its calls.
         path = os.pathsep.join(
-            filter(None, [str(folders.work), str(folders.packages), home, os.environ.get("PYTHONPATH")])
+            filter(None, [str(folders.work), str(folders.packages), parent, os.environ.get("PYTHONPATH")])
         )
         found = {
             **variables(task, arguments, inputs, folders.output, os.environ),
@@ -210,9 +210,9 @@ class ScriptRunner:
             names.HANDOVER: str(folders.handover),
             names.ATTEMPT: str(context.job.attempt),
             "PYTHONPATH": path,
-            **{input_variable(name): place for name, place in inputs.items()},
+            **{input_variable(name): location for name, location in inputs.items()},
         }
-        if context.place.is_leader:
+        if context.process.is_leader:
             found[names.EVENTS] = str(context.run.event_file(context.job.attempt, "rank0-program"))
         if self.library_parameters is not None:
             found[names.SMP_CONFIG] = str(folders.smp_config)
@@ -221,13 +221,13 @@ class ScriptRunner:
         return {**os.environ, **found}
 
     def _publisher(self, start: tuple[int, str] | None) -> ScriptPublisher | None:
-        place, folders = self.context.place, self.folders
-        if not place.is_node_leader:
+        process, folders = self.context.process, self.folders
+        if not process.is_node_leader:
             return None
         return ScriptPublisher(
             self.context,
             self.store,
-            StoreAllGather(self.kv_store, "publisher", place.node, place.node_count, timeout=float("inf")),
+            StoreAllGather(self.kv_store, "publisher", process.node, process.node_count, timeout=float("inf")),
             checkpoints=folders.checkpoints,
             handover=folders.handover,
             done=start[0] if start else -1,
@@ -236,10 +236,10 @@ class ScriptRunner:
     def _run_program(self, start: tuple[int, str] | None) -> list[str]:
         """Start it and wait for its end; returns its argv."""
         inputs, folders = self._inputs(), self.folders
-        places = {f"inputs.{name}": place for name, place in inputs.items()}
-        places |= {"output": str(folders.output), "checkpoints": str(folders.checkpoints)}
-        places |= {"scratch": str(folders.scratch)}
-        task = names.with_folders(self.task, places)
+        locations = {f"inputs.{name}": location for name, location in inputs.items()}
+        locations |= {"output": str(folders.output), "checkpoints": str(folders.checkpoints)}
+        locations |= {"scratch": str(folders.scratch)}
+        task = names.with_folders(self.task, locations)
         argv = names.command(task, folders.work)
         own = argv[names.program_words(task) :]
         program = Program(argv, self._environment(task, inputs, start, own), folders.work)
@@ -264,7 +264,7 @@ class ScriptRunner:
         # What is left is for the report and the end of this process.
         if left is not None and left < _STOP_MARGIN_SECONDS / 2:
             return True
-        if self.kv_store is None or self.context.place.node_count == 1:
+        if self.kv_store is None or self.context.process.node_count == 1:
             return False
         try:
             return self.kv_store.get(FAILED) is not None
@@ -280,7 +280,7 @@ class ScriptRunner:
     def _heed(self) -> None:
         """Note a request to stop; raise if another process has failed."""
         requests = self.context.requests
-        if self.context.place.is_leader:
+        if self.context.process.is_leader:
             requests.check_file(self.context.run.stop_file)
         self.stopped = requests.reason
         if self.kv_store is not None and self.kv_store.get(FAILED) is not None:
@@ -289,7 +289,7 @@ class ScriptRunner:
     def _stopping(self, reason: str) -> Stopping:
         newest = newest_step(self.store, self.context.job.run_id)
         record = StopRecord(reason=reason, checkpoint=newest)
-        self.context.say(record.sentence)
+        self.context.log(record.sentence)
         return Stopping(record)
 
     def _publish_result(self, argv: list[str], seconds: float, began: float) -> None:
@@ -298,13 +298,13 @@ class ScriptRunner:
         ``seconds`` is how long they ran, ``began`` the clock's time when they were started.
         """
         output = self.folders.output
-        if self.context.place.is_node_leader:
+        if self.context.process.is_node_leader:
             left = [
                 *collect(self.context.container, output, self.folders.work.parent),
                 *astray(self.context.container, began),
             ]
             self._note_output(left, count_files(output))
-        if self.context.place.is_leader:
+        if self.context.process.is_leader:
             # The name is taken by a file of the program, which is kept under another one.
             if (output / SUMMARY).exists():
                 (output / SUMMARY).replace(output / _OWN_SUMMARY)
@@ -316,7 +316,7 @@ class ScriptRunner:
 
     def _note_output(self, left: list[str], files: int) -> None:
         """Report what is not published, and a result with nothing in it."""
-        node = self.context.place.node
+        node = self.context.process.node
         if node == 0 and not files:
             written = f"no file in {self.task.output_folder}/ (SM_LLM_OUTPUT, SM_MODEL_DIR)"
             left = [*left, f"the program left {written}: the result holds {SUMMARY} alone"]

@@ -51,18 +51,18 @@ if TYPE_CHECKING:
 def run(context: WorkerContext, job: JobSpec) -> None:
     """Train ``job.task`` (its sources are local), resume where this run stopped, and publish the model."""
     assert isinstance(job.task, TrainTask)
-    device = find_device(job.task.parallelism.strategy, context.place)
+    device = find_device(job.task.parallelism.strategy, context.process)
     task = settled(job.task, device)
     config = config_of(task)
     task = with_choices(context, task, config, device)
     # Before anything is computed: that is when the first graphs are compiled. As it is written, as precompile sees it.
     cache = open_cache(context, job.task, config)
-    strategy = make_strategy(task, context.place, device)
+    strategy = make_strategy(task, context.process, device)
     with start_lines(context):
         context.doing = "connecting the processes"
         strategy.setup()
         context.doing = "reading the data"
-        setup = set_up(task, strategy.layout, context.place.local_world_size, context.scratch)
+        setup = set_up(task, strategy.layout, context.process.local_world_size, context.scratch)
         kind = GraphExtraction if extracts_graphs() else Trainer
         kind(context, setup, strategy, cache).run()
     strategy.close()  # only now: a process that fails must not wait for the others to leave with it
@@ -128,7 +128,7 @@ class Trainer:
 
     def forget_copies(self) -> None:
         """The result is published, so nothing continues from the checkpoints on this node's disk."""
-        if self.context.place.is_node_leader:
+        if self.context.process.is_node_leader:
             self.context.copies.forget()
 
     def save_graphs(self) -> None:
@@ -209,11 +209,11 @@ class Trainer:
         except DataError as error:
             with self.context.marker.during("checkpoint"):
                 self.checkpointer.finish()
-            places = ""
+            locations = ""
             if isinstance(self.setup.train, Source):
                 rows = rows_of_step(self.setup.train, steps[0], self.setup.derived.global_batch_size)
-                places = f" ({name_rows(self.setup.train, rows)})"
-            raise DataError(f"{error}{places}. {self._ways_past_empty()}") from None
+                locations = f" ({name_rows(self.setup.train, rows)})"
+            raise DataError(f"{error}{locations}. {self._ways_past_empty()}") from None
         self.context.notice(self.nonfinite.message, "warning")
 
     def _ways_past_empty(self) -> str:
@@ -239,10 +239,10 @@ class Trainer:
     def announce(self) -> None:
         """Log what runs where."""
         name = self.strategy.device.name
-        world_size = self.context.place.world_size
+        world_size = self.context.process.world_size
         self.stopper.announce()
         self.context.emit(AttemptStarted(world_size, name, self.setup.total_steps, versions()))
-        self.context.say(
+        self.context.log(
             f"attempt {self.context.job.attempt}: {counted(world_size, 'process')} on {name} in "
             f"{self.task.precision.compute}, {counted(self.setup.total_steps, 'step')} of "
             f"{self.setup.derived.tokens_per_step:,} tokens"
@@ -258,7 +258,7 @@ class Trainer:
         with self.recovery.restoring():
             start = self.continuable(self.resolver.choose())
         # A checkpoint replaces these states later, where it was saved by the same arrangement of processes.
-        random_state.seed_everything(self.task.seed, self.context.place.rank, self.strategy.device)
+        random_state.seed_everything(self.task.seed, self.context.process.rank, self.strategy.device)
         self.context.doing = "building the model"
         if start.source == "scratch":
             self.context.doing = "drawing the initial weights"
@@ -378,7 +378,7 @@ class Trainer:
         self.reports += 1
         if self.last_step is not None:
             line = self.meter.line(self.last_step, window, self.setup.total_steps)
-            self.context.say(" | ".join(filter(None, [line, self.checkpointer.alarm])))
+            self.context.log(" | ".join(filter(None, [line, self.checkpointer.alarm])))
 
     def validate(self, step: int) -> None:
         """Loss and perplexity on the validation rows, if there are any."""
@@ -391,7 +391,7 @@ class Trainer:
             )
         self.plateau.observe(found.validation_loss, self.task.optim)
         self.context.emit(found)
-        self.context.say(sentence(found, self.setup.total_steps))
+        self.context.log(sentence(found, self.setup.total_steps))
 
     def save(self, step: int, *, required: bool = False) -> None:
         """Begin a checkpoint, or wait for a ``required`` one. Events first: whatever a commit covers is in the log."""

@@ -8,7 +8,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sm_llm.contract.job_file import job_home
+from sm_llm.contract.job_file import job_run_store
 from sm_llm.errors import StorageError
 from sm_llm.runs.events.events import TrackerOpened, event_files, newest_per_step, read_file
 from sm_llm.spec.tasks import TrainTask
@@ -89,9 +89,9 @@ def earlier_events(context: WorkerContext, step: int) -> list[Mapping[str, Any]]
 
     Raises ``StorageError`` if they are in S3 and it does not answer.
     """
-    attempt, home = context.job.attempt, job_home(context.job)
+    attempt, run_store = context.job.attempt, job_run_store(context.job)
     own = f"events/attempt-{attempt}-"
-    run = home.copied(
+    run = run_store.copied(
         "events/attempt-", lambda name: "-rank0." in name and own not in name, context.scratch / _EARLIER
     )  # fmt: skip
     files = [path for number, writer, path in event_files(run.events) if number < attempt and writer == "rank0"]
@@ -110,7 +110,7 @@ def shown_spec(context: WorkerContext) -> dict[str, Any]:
 def forwarded_events(context: WorkerContext) -> Iterator[None]:
     """Feed the job's trackers while the block runs, on the first process; a job without trackers costs nothing."""
     task = context.job.spec.task
-    wanted = context.place.is_leader and isinstance(task, TrainTask)
+    wanted = context.process.is_leader and isinstance(task, TrainTask)
     # Only the first process has the events of all.
     openers = load_openers(task.logging.sinks, context) if wanted and isinstance(task, TrainTask) else {}
     if not openers:
@@ -161,7 +161,7 @@ class EventForwarder:
         self._poll_seconds = poll_seconds
         self._log: Path = context.run.event_file(context.job.attempt, "rank0")
         self._offset = 0
-        self._sinks: dict[str, ExperimentTracker] = {}
+        self._trackers: dict[str, ExperimentTracker] = {}
         self._completed = False
         self._is_refilled = context.job.attempt == 1
         self._closing = threading.Event()
@@ -177,7 +177,7 @@ class EventForwarder:
         # The thread is a daemon: a tracker that hangs cannot keep the process alive beyond this.
         self._thread.join(seconds)
         if self._thread.is_alive():
-            waiting = ", ".join(self._sinks) or "trackers"
+            waiting = ", ".join(self._trackers) or "trackers"
             self._context.notice(
                 f"{waiting}: not done after {seconds:.0f} s; the run's own events have it all", "warning"
             )
@@ -188,8 +188,8 @@ class EventForwarder:
             ended = self._closing.wait(self._poll_seconds)  # asked before reading: the last events are never missed
             if events := list(self._new_events()):
                 self._pass_on(events)
-        for name, sink in list(self._sinks.items()):
-            self._try(name, partial(sink.close, completed=self._completed))
+        for name, tracker in list(self._trackers.items()):
+            self._try(name, partial(tracker.close, completed=self._completed))
 
     def _pass_on(self, events: Sequence[Mapping[str, Any]]) -> None:
         # Each is opened once: one that failed is not tried with every event.
@@ -201,8 +201,8 @@ class EventForwarder:
         if start is not None and not self._is_refilled:
             self._is_refilled = True
             self._refill(int(start["step"]))
-        for name, sink in list(self._sinks.items()):
-            self._try(name, partial(sink.take, events))
+        for name, tracker in list(self._trackers.items()):
+            self._try(name, partial(tracker.take, events))
 
     def _refill(self, step: int) -> None:
         """Before the first number of this attempt: what its predecessors measured and a tracker may have lost."""
@@ -211,15 +211,15 @@ class EventForwarder:
         except StorageError as error:
             self._context.notice(f"trackers may lack steps of earlier attempts: {error}", "warning")
             return
-        for name, sink in list(self._sinks.items()):
+        for name, tracker in list(self._trackers.items()):
             if events:
-                self._try(name, partial(sink.refill, events))
+                self._try(name, partial(tracker.refill, events))
 
     def _open(self, name: str, opener: Opener) -> None:
-        sink = opener()
-        self._sinks[name] = sink
-        self._context.emit(TrackerOpened(name, sink.id, sink.uri))
-        self._context.say(f"{name}: {sink.uri or sink.id}")
+        tracker = opener()
+        self._trackers[name] = tracker
+        self._context.emit(TrackerOpened(name, tracker.id, tracker.uri))
+        self._context.log(f"{name}: {tracker.uri or tracker.id}")
 
     def _new_events(self) -> Iterator[Mapping[str, Any]]:
         if not self._log.is_file():
@@ -234,5 +234,5 @@ class EventForwarder:
         try:
             action()
         except Exception as error:
-            self._sinks.pop(name, None)
+            self._trackers.pop(name, None)
             _report(self._context, name, error)

@@ -39,7 +39,7 @@ def with_choices(context: WorkerContext, task: TrainTask, config: Mapping[str, A
     """
     if not open_settings(task):
         return task
-    hardware = Hardware(_card(device), context.place.world_size, context.place.local_world_size, _no_compiler())
+    hardware = Hardware(_card(device), context.process.world_size, context.process.local_world_size, _no_compiler())
     choice, is_kept = _kept(context, task, hardware), True
     if choice is None:
         choice, is_kept = choose(config, task, hardware), False

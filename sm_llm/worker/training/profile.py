@@ -26,7 +26,7 @@ class Profiler:
     """
 
     def __init__(self, context: WorkerContext, spec: ProfileSpec | None, device: Device) -> None:
-        wanted = spec is not None and (spec.all_processes or context.place.is_leader)
+        wanted = spec is not None and (spec.all_processes or context.process.is_leader)
         self._spec = spec if wanted else None
         self._context = context
         self._device = device
@@ -58,7 +58,7 @@ class Profiler:
 
     def _publish(self, running: Any) -> None:
         """Write the trace on this thread, which knows the profiler, and store it on another."""
-        name = f"step-{self._begun:08d}-rank-{self._context.place.rank:05d}.json.gz"
+        name = f"step-{self._begun:08d}-rank-{self._context.process.rank:05d}.json.gz"
         path = self._context.scratch / "profiles" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         running.export_chrome_trace(str(path))

@@ -67,7 +67,7 @@ def test_a_source_that_is_not_there_or_is_a_file_is_refused(tmp_path: Path, faul
 
 
 @pytest.mark.parametrize(
-    ("place", "sent"),
+    ("location", "sent"),
     [
         ("s3://bucket/Llama-3.1-8B", "s3://bucket/Llama-3.1-8B/"),
         ("s3://bucket/v1.5", "s3://bucket/v1.5/"),
@@ -75,8 +75,8 @@ def test_a_source_that_is_not_there_or_is_a_file_is_refused(tmp_path: Path, faul
         ("s3://bucket/rows", "s3://bucket/rows/"),
     ],
 )
-def test_a_folder_with_a_dot_brings_no_neighbour_of_a_longer_name(place: str, sent: str) -> None:
-    request: dict[str, Any] = render(SCRIPT, inputs={"model": place}).request
+def test_a_folder_with_a_dot_brings_no_neighbour_of_a_longer_name(location: str, sent: str) -> None:
+    request: dict[str, Any] = render(SCRIPT, inputs={"model": location}).request
     assert request["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3Uri"] == sent
 
 

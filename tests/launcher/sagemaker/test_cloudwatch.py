@@ -26,7 +26,7 @@ def cache(
     """Makes mirrors of one job, which all copy to the same folder."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    sagemaker_double.say(STREAM)
+    sagemaker_double.log(STREAM)
     return lambda: CloudWatchCache(account("us-west-2"), "job", tmp_path)
 
 
@@ -60,7 +60,7 @@ def test_one_look_reads_a_log_of_any_length(
     cache: Callable[[], CloudWatchCache], sagemaker_double: SageMakerDouble, tmp_path: Path
 ) -> None:
     lines = [str(number) for number in range(130)]  # 65 pages of the double
-    sagemaker_double.say(STREAM, *lines)
+    sagemaker_double.log(STREAM, *lines)
     cache().pull()
     assert lines_in(tmp_path) == lines
 
@@ -82,14 +82,14 @@ def test_a_look_ends_though_the_job_prints_as_fast_as_it_is_read(
 def test_mirrors_of_one_job_do_not_write_to_one_anothers_files_and_leave_one_copy(
     cache: Callable[[], CloudWatchCache], sagemaker_double: SageMakerDouble, tmp_path: Path
 ) -> None:
-    sagemaker_double.say(STREAM, "one", "two")
+    sagemaker_double.log(STREAM, "one", "two")
     first = cache()
     first.pull()
     with (tmp_path / "node-0.log").open() as followed:
         assert followed.readline() == "one\n"
         second = cache()
         second.pull()
-        sagemaker_double.say(STREAM, "three")
+        sagemaker_double.log(STREAM, "three")
         first.pull()
         second.pull()
         assert followed.read() == "two\nthree\n"
@@ -102,6 +102,6 @@ def test_what_was_copied_of_an_earlier_job_is_not_shown(
     cache: Callable[[], CloudWatchCache], sagemaker_double: SageMakerDouble, tmp_path: Path
 ) -> None:
     (tmp_path / "node-1.log").write_text("of an earlier job of the same attempt, which had two hosts\n")
-    sagemaker_double.say(STREAM, "new")
+    sagemaker_double.log(STREAM, "new")
     cache().pull()
     assert sorted(it.name for it in tmp_path.glob("node-*")) == ["node-0.log"]

@@ -64,7 +64,7 @@ def put(run: Run, tmp_path: Path, step: int | None) -> None:
     (tmp_path / "working" / "result.txt").write_text("done")
     save = new_save(run.id, step, world_size=1, node_count=1)
     sealed = seal(tmp_path / "working", tmp_path / f"sealed-{step}")
-    publish(run.home.store, save, sealed, node=0, leader=True, gather=lambda value: [value])
+    publish(run.run_store.store, save, sealed, node=0, leader=True, gather=lambda value: [value])
 
 
 def shown(run: Run) -> str:
@@ -86,7 +86,7 @@ def test_a_launch_uploads_once_creates_the_job_and_reports_it(
     assert f"submitted training job {name} (2 x ml.p5.48xlarge)" in reported.err
     assert f"sm-llm logs -f {run.uri}" in reported.err
     sent = dict(sagemaker_double.requests)["CreateTrainingJob"]
-    assert json.loads(run.home.store.get("requests/attempt-1.json") or b"") == sent
+    assert json.loads(run.run_store.store.get("requests/attempt-1.json") or b"") == sent
     code = json.loads(sent["HyperParameters"]["sagemaker_submit_directory"])
     folder, _, archive = code.rpartition("/")
     store = open_store(folder, run.record.spec["storage_options"])
@@ -94,7 +94,7 @@ def test_a_launch_uploads_once_creates_the_job_and_reports_it(
     again = start(new=True)
     assert "uploaded" in capsys.readouterr().err
     assert json.loads(sagemaker_double.jobs[job_of(again)]["HyperParameters"]["sagemaker_submit_directory"]) == code
-    assert run.home.store.get("job/attempt-1/job.json") is not None
+    assert run.run_store.store.get("job/attempt-1/job.json") is not None
 
 
 def test_states_follow_the_service_and_the_end_is_kept(
@@ -167,12 +167,12 @@ def test_an_end_is_not_written_onto_an_attempt_that_took_its_place(
     assert run.state is RunState.FAILED
     again = start()
     assert [it.state for it in again.attempts] == [RunState.FAILED, None]
-    polled = jobs.state_of(run.home, before, account)
+    polled = jobs.state_of(run.run_store, before, account)
     assert polled == NativeState(RunState.FAILED, "boom of the first")
     assert [it.state for it in again.attempts] == [RunState.FAILED, None]
     taken = again.attempts[0].model_copy(update={"native_id": "us-west-2/pipelines-x-train-2", "state": None})
-    run.home.update(lambda held: held.with_attempt(taken))
-    jobs.state_of(run.home, before, account)
+    run.run_store.update(lambda held: held.with_attempt(taken))
+    jobs.state_of(run.run_store, before, account)
     assert run.attempts[0] == taken
 
 
@@ -182,12 +182,12 @@ def test_a_cause_is_what_this_jobs_processes_reported_not_an_earlier_jobs(
 ) -> None:
     """A step of a pipeline that runs again is the same attempt, in another job."""
     run = start()
-    assert isinstance(run.home, S3RunStore)
+    assert isinstance(run.run_store, S3RunStore)
     log = RunPaths(tmp_path).event_file(1, "rank3-failure")
     writer = EventWriter(log, 1, clock=lambda: time.time() - age)
     writer.write(Failed(Cause.DATA, "row 7 is empty", rank=3, node=1, step=None, host="algo-2", traceback=""))
     writer.close()
-    LogUploader(tmp_path, run.home.store, lambda _: True).ship_all()
+    LogUploader(tmp_path, run.run_store.store, lambda _: True).ship_all()
     sagemaker_double.move(job_of(run), "Failed", FailureReason="AlgorithmError: CUDA out of memory")
     reported = "CUDA out of memory" if age else "rank 3: data error: row 7 is empty"
     assert run.describe() == (RunState.FAILED, reported)
@@ -215,7 +215,7 @@ def test_a_stop_is_reported_to_the_processes_and_to_sagemaker(
     run = start()
     sagemaker_double.move(job_of(run), "Training")
     run.stop()
-    assert run.home.store.get("stop") == b"1\n"
+    assert run.run_store.store.get("stop") == b"1\n"
     assert "stopping" in str(run.describe()[1])
     sagemaker_double.move(job_of(run), "Stopped")
     assert run.describe() == (RunState.STOPPED, "stopped on request")
@@ -255,10 +255,10 @@ def test_a_refused_resume_leaves_the_run_as_it_was_and_nothing_for_the_next(
     sagemaker_double.refusals.clear()
     again = run.resume("task.optim.learning_rate=2e-4", step=5)
     assert [it.step for it in again.checkpoints()] == [5]
-    job = json.loads(run.home.store.get("job/attempt-2/job.json") or b"")
+    job = json.loads(run.run_store.store.get("job/attempt-2/job.json") or b"")
     assert job["spec"]["task"]["optim"]["learning_rate"] == 2e-4
     sent = dict(sagemaker_double.requests)["CreateTrainingJob"]
-    assert json.loads(run.home.store.get("requests/attempt-2.json") or b"") == sent
+    assert json.loads(run.run_store.store.get("requests/attempt-2.json") or b"") == sent
 
 
 def test_a_job_whose_answer_was_lost_is_the_runs_job(
@@ -366,8 +366,8 @@ def test_logs_of_all_hosts_rank_0_first_and_only_new_lines(
     name = job_of(run)
     assert list(run.logs()) == []
     for host in (2, 1):
-        sagemaker_double.say(f"{name}/algo-{host}-1700000000", *(f"line {n} of host {host}" for n in range(5)))
-    sagemaker_double.say("another/algo-1-1", "not ours")
+        sagemaker_double.log(f"{name}/algo-{host}-1700000000", *(f"line {n} of host {host}" for n in range(5)))
+    sagemaker_double.log("another/algo-1-1", "not ours")
     lines = list(run.logs())
     assert lines[:5] == [f"[node 0] line {n} of host 1" for n in range(5)]
     assert lines[5:] == [f"[node 1] line {n} of host 2" for n in range(5)]
@@ -381,7 +381,7 @@ def test_the_lines_of_one_rank_are_those_of_its_host_that_begin_with_it(
     name = job_of(run)
     for host in (1, 2):
         ranks = range(8 * host - 8, 8 * host)
-        sagemaker_double.say(f"{name}/algo-{host}-1", "the host's own", *(f"[rank {it}] from {it}" for it in ranks))
+        sagemaker_double.log(f"{name}/algo-{host}-1", "the host's own", *(f"[rank {it}] from {it}" for it in ranks))
     assert list(run.logs(rank=9)) == ["from 9"]
     with pytest.raises(SmLlmError, match="there is no rank 16: the run has 16 processes"):
         list(run.logs(rank=16))
@@ -391,7 +391,7 @@ def test_the_lines_of_one_rank_are_those_of_its_host_that_begin_with_it(
 
 def test_OB07_the_end_of_a_long_log_is_enough(start: Callable[..., Run], sagemaker_double: SageMakerDouble) -> None:
     run = start()
-    sagemaker_double.say(f"{job_of(run)}/algo-1-1", *map(str, range(60)))
+    sagemaker_double.log(f"{job_of(run)}/algo-1-1", *map(str, range(60)))
     assert list(run.logs(tail=2)) == ["58", "59"]
 
 

@@ -34,12 +34,12 @@ def chosen(lock: Path, python: str, folder: Path) -> list[dict[str, Any]]:
 def unmet(found: list[dict[str, Any]], image: Image) -> list[str]:
     """Requirements that neither the lock's packages nor the image's torch satisfy."""
     versions = {canonicalize_name(it["name"]): it["version"] for it in found} | {"torch": image.torch}
-    place = {"python_version": image.python, "python_full_version": f"{image.python}.0", "extra": ""}
+    location = {"python_version": image.python, "python_full_version": f"{image.python}.0", "extra": ""}
     wanted = [(it["name"], Requirement(text)) for it in found for text in it.get("requires_dist", ())]
     return [
         f"{owner}: {requirement}"
         for owner, requirement in wanted
-        if requirement.marker is None or requirement.marker.evaluate(place)
+        if requirement.marker is None or requirement.marker.evaluate(location)
         if (name := canonicalize_name(requirement.name)) not in BROUGHT
         if not requirement.specifier.contains(versions.get(name, "0"), prereleases=True)
     ]

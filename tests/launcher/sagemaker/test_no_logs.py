@@ -75,7 +75,7 @@ def test_f11_a_job_that_waits_for_machines_is_waited_for_and_each_status_is_repo
 def test_f11_nothing_is_reported_where_there_are_lines(
     run: Run, sagemaker_double: SageMakerDouble, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sagemaker_double.say(f"{name_of(run)}/algo-1-1", "hello")
+    sagemaker_double.log(f"{name_of(run)}/algo-1-1", "hello")
     capsys.readouterr()
     assert list(run.logs()) == ["hello"]
     assert capsys.readouterr().err == ""

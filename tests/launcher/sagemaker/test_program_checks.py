@@ -72,10 +72,10 @@ def test_S12_24_other_words_in_braces_reach_the_program_and_are_warned_of() -> N
 def test_the_name_of_an_input_is_that_of_a_folder_and_of_a_channel(
     name: str, backend: dict[str, Any], tmp_path: Path
 ) -> None:
-    place = str(tmp_path) if backend else "s3://data-bucket/x"
+    location = str(tmp_path) if backend else "s3://data-bucket/x"
     of = {"backend": backend, "entry": "-m json.tool"}
-    (found,) = (it for it in faults(inputs={name: place}, **of) if "an input's name has" in it)
-    assert planned(inputs={found.rpartition("Try ")[2]: place}, **of)
+    (found,) = (it for it in faults(inputs={name: location}, **of) if "an input's name has" in it)
+    assert planned(inputs={found.rpartition("Try ")[2]: location}, **of)
 
 
 @pytest.mark.parametrize("pair", [("a-b", "a_b"), ("a", "A"), ("x.1", "x-1")])
@@ -83,8 +83,8 @@ def test_the_name_of_an_input_is_that_of_a_folder_and_of_a_channel(
 def test_S12_14_two_inputs_under_one_variable_are_refused(
     pair: tuple[str, str], backend: dict[str, Any], tmp_path: Path
 ) -> None:
-    place = str(tmp_path) if backend else "s3://data-bucket/x"
-    found = faults(inputs=dict.fromkeys(pair, place), backend=backend, entry="-m json.tool")
+    location = str(tmp_path) if backend else "s3://data-bucket/x"
+    found = faults(inputs=dict.fromkeys(pair, location), backend=backend, entry="-m json.tool")
     assert any(f"inputs.{pair[1]}" in it and f"where it finds {pair[0]}" in it for it in found)
 
 

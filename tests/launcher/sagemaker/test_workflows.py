@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from sm_llm.contract.job_file import job_home
+from sm_llm.contract.job_file import job_run_store
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.api import launch
 from sm_llm.launcher.aws_account import account
@@ -55,7 +55,7 @@ def begin_step(flow: dict[str, Any], double: SageMakerDouble, number: int) -> st
     attempt = Attempt(number=1, native_id=f"us-west-2/{name}", started=time.time())
     spec = job.spec.model_dump(mode="json")
     record = RunRecord(run_id=job.run_id, name=job.spec.name, created=time.time(), spec=spec, spec_digest="d")
-    job_home(job).create(record.with_attempt(attempt))
+    job_run_store(job).create(record.with_attempt(attempt))
     (execution,) = double.executions.values()
     execution["PipelineExecutionSteps"].append({"StepName": step.name, "StepStatus": "Executing"})
     return name
@@ -67,7 +67,7 @@ def test_a_workflow_is_stored_started_and_followed_to_its_end(
     run = launch(flow)
     (execution,) = sagemaker_double.executions
     assert sagemaker_double.pipelines["flow"] == definition(flow).to_json()
-    assert json.loads(run.home.store.get("requests/attempt-1.json") or b"") == definition(flow).to_json()
+    assert json.loads(run.run_store.store.get("requests/attempt-1.json") or b"") == definition(flow).to_json()
     reported = capsys.readouterr().err
     assert "started pipeline flow in us-west-2: prepare, train" in reported
     assert f"sm-llm logs -f {run.uri}" in reported
@@ -78,7 +78,7 @@ def test_a_workflow_is_stored_started_and_followed_to_its_end(
 
     name = begin_step(flow, sagemaker_double, 0)
     sagemaker_double.move(name, "Training")
-    sagemaker_double.say(f"{name}/algo-1-1", "rows are made")
+    sagemaker_double.log(f"{name}/algo-1-1", "rows are made")
     assert run.describe() == (RunState.RUNNING, "step prepare")
     assert [(it, step.state) for it, step in run.steps.items()] == [("prepare", RunState.RUNNING)]
     assert list(run.logs()) == ["rows are made"]
@@ -130,13 +130,13 @@ def test_a_stop_reaches_the_running_step_and_the_execution(
     run = launch(flow)
     sagemaker_double.move(begin_step(flow, sagemaker_double, 0), "Training")
     assert run.stop() is RunState.RUNNING
-    assert run.steps["prepare"].home.store.get("stop") == b"1\n"
+    assert run.steps["prepare"].run_store.store.get("stop") == b"1\n"
     assert run.describe() == (RunState.RUNNING, "stopping")
     (execution,) = sagemaker_double.executions.values()
     execution["PipelineExecutionStatus"] = "Stopped"
     assert run.describe() == (RunState.STOPPED, "stopped on request")
     assert launch(flow).continued_attempt == 2
-    assert run.steps["prepare"].home.store.get("stop") is None, "it would stop the step again"
+    assert run.steps["prepare"].run_store.store.get("stop") is None, "it would stop the step again"
 
 
 def test_a_workflow_that_could_not_be_started_leaves_no_attempt(

@@ -36,17 +36,17 @@ def a_run(folder: Path, job_id: str = "4000000") -> tuple[RunStore, RunRecord]:
     spec = {"backend": {"name": "slurm", "shared_folder": str(folder)}, "task": {"kind": "train"}}
     attempt = Attempt(number=1, native_id=f"localhost/{job_id}", started=1.0)
     record = RunRecord(run_id="tiny-1", name="tiny", created=1.0, spec=spec, spec_digest="d", attempts=(attempt,))
-    home = run_store_at(folder / "tiny-1")
-    home.create(record)
-    return home, record
+    run_store = run_store_at(folder / "tiny-1")
+    run_store.create(record)
+    return run_store, record
 
 
 def left(folder: Path, **files: str) -> None:
     """What the job left in its folder."""
-    place = Path(ClusterPaths(str(folder)).attempt("tiny-1", 1))
-    place.mkdir(parents=True)
+    location = Path(ClusterPaths(str(folder)).attempt("tiny-1", 1))
+    location.mkdir(parents=True)
     for name, text in files.items():
-        (place / name.replace("__", ".").replace("_", "-")).write_text(text)
+        (location / name.replace("__", ".").replace("_", "-")).write_text(text)
 
 
 @dataclass
@@ -105,12 +105,12 @@ FORGOTTEN = CommandResult(1, b"", "slurm_load_jobs error: Invalid job id specifi
 def test_SL01_a_job_that_slurm_has_forgotten(
     files: dict[str, str], state: RunState, reason: str, tmp_path: Path
 ) -> None:
-    home, record = a_run(tmp_path, "7")
+    run_store, record = a_run(tmp_path, "7")
     left(tmp_path, **files)
-    native = jobs.state_of(home, record, Cluster(Scripted(FORGOTTEN)))
+    native = jobs.state_of(run_store, record, Cluster(Scripted(FORGOTTEN)))
     assert native.state is state
     assert reason in native.detail
-    assert (home.record().attempts[0].state is None) == (state is RunState.UNKNOWN), "nothing is guessed"
+    assert (run_store.record().attempts[0].state is None) == (state is RunState.UNKNOWN), "nothing is guessed"
 
 
 @pytest.mark.parametrize(
@@ -123,25 +123,25 @@ def test_SL01_a_job_that_slurm_has_forgotten(
     ],
 )
 def test_the_state_decides_and_not_exit_code_0(native: str, state: RunState, tmp_path: Path) -> None:
-    home, record = a_run(tmp_path, "7")
+    run_store, record = a_run(tmp_path, "7")
     left(tmp_path, outcome_0__json='{"exit_code": 0}')
-    assert jobs.state_of(home, record, Cluster(Scripted(listed(native)))).state is state
-    assert home.record().attempts[0].state is state
+    assert jobs.state_of(run_store, record, Cluster(Scripted(listed(native)))).state is state
+    assert run_store.record().attempts[0].state is state
 
 
 @pytest.mark.parametrize(("retry", "state"), [("requeue", RunState.RESTARTING), ("none", RunState.STOPPED)])
 def test_to_be_preempted_is_the_end_of_a_job_that_is_not_requeued(retry: str, state: RunState, tmp_path: Path) -> None:
-    home, record = a_run(tmp_path, "7")
-    record = home.update(lambda it: it.model_copy(update={"spec": {**it.spec, "backend": {
+    run_store, record = a_run(tmp_path, "7")
+    record = run_store.update(lambda it: it.model_copy(update={"spec": {**it.spec, "backend": {
         **it.spec["backend"], "retry": retry,
     }}}))  # fmt: skip
     left(tmp_path)
-    assert jobs.state_of(home, record, Cluster(Scripted(listed("PREEMPTED")))).state is state
+    assert jobs.state_of(run_store, record, Cluster(Scripted(listed("PREEMPTED")))).state is state
     # Once squeue has forgotten it nobody starts it again, whatever was asked for.
-    home, record = a_run(tmp_path / "b", "7")
+    run_store, record = a_run(tmp_path / "b", "7")
     left(tmp_path / "b")
     login = Accounting(FORGOTTEN, rows="7|PREEMPTED|2026-11-29T13:48:14|n1\n")
-    assert jobs.state_of(home, record, Cluster(login)).state is RunState.STOPPED
+    assert jobs.state_of(run_store, record, Cluster(login)).state is RunState.STOPPED
 
 
 @pytest.mark.parametrize(
@@ -181,9 +181,9 @@ def test_a_login_node_without_slurm_is_named_before_anything_is_claimed(
 
 @pytest.mark.parametrize("native", ["PREEMPTED", "REQUEUED", "COMPLETING", "BRAND_NEW"])
 def test_what_is_not_an_end_settles_nothing(native: str, tmp_path: Path) -> None:
-    home, record = a_run(tmp_path, "7")
-    assert not jobs.state_of(home, record, Cluster(Scripted(listed(native)))).state.is_final
-    assert home.record() == record
+    run_store, record = a_run(tmp_path, "7")
+    assert not jobs.state_of(run_store, record, Cluster(Scripted(listed(native)))).state.is_final
+    assert run_store.record() == record
 
 
 # As sacct of Slurm 22.05 with slurmdbd printed them for jobs of a real cluster, with another job's number.
@@ -209,10 +209,10 @@ def test_SL18_the_newest_row_of_the_accounting_is_the_end(
     rows: str, state: RunState, reason: str, tmp_path: Path
 ) -> None:
     """MFlowCode/MFC#1311: without -D sacct may keep the state of a start that was requeued."""
-    home, record = a_run(tmp_path, "7")
+    run_store, record = a_run(tmp_path, "7")
     left(tmp_path)
     login = Accounting(FORGOTTEN, rows=rows)
-    native = jobs.state_of(home, record, Cluster(login))
+    native = jobs.state_of(run_store, record, Cluster(login))
     assert native.state is state
     assert reason in native.detail
     asked = next(argv for argv in login.asked if argv[0] == "sacct")
@@ -230,16 +230,16 @@ def test_SL18_the_newest_row_of_the_accounting_is_the_end(
 )
 def test_rows_of_the_accounting_that_are_no_end(rows: str, state: RunState, tmp_path: Path) -> None:
     """A job whose end never reached the database stays RUNNING there."""
-    home, record = a_run(tmp_path, "7")
+    run_store, record = a_run(tmp_path, "7")
     left(tmp_path)
-    assert jobs.state_of(home, record, Cluster(Accounting(FORGOTTEN, rows=rows))).state is state
+    assert jobs.state_of(run_store, record, Cluster(Accounting(FORGOTTEN, rows=rows))).state is state
 
 
 def test_the_accounting_comes_before_what_the_script_left(tmp_path: Path) -> None:
-    home, record = a_run(tmp_path, "7")
+    run_store, record = a_run(tmp_path, "7")
     left(tmp_path, outcome_0__json='{"exit_code": 0}')
     login = Accounting(FORGOTTEN, rows=RECORDED["node lost with exit code 0"][0])
-    assert jobs.state_of(home, record, Cluster(login)).state is RunState.FAILED
+    assert jobs.state_of(run_store, record, Cluster(login)).state is RunState.FAILED
 
 
 @dataclass
@@ -273,19 +273,19 @@ def test_SL05_a_launch_returns_the_run_and_a_failed_wait_raises(
 
 def test_SL25_no_text_of_a_log_decides_how_a_job_ended(tmp_path: Path) -> None:
     """awslabs/awsome-distributed-ai#1033: CancelledError is printed at a clean end."""
-    home, record = a_run(tmp_path, "7")
+    run_store, record = a_run(tmp_path, "7")
     left(
         tmp_path, outcome_0__json='{"exit_code": 0}', job__log="Traceback\nCancelledError: slurmstepd: error: FAILED\n"
     )
-    assert jobs.state_of(home, record, Cluster(Scripted(FORGOTTEN))).state is RunState.COMPLETED_UNPUBLISHED
+    assert jobs.state_of(run_store, record, Cluster(Scripted(FORGOTTEN))).state is RunState.COMPLETED_UNPUBLISHED
 
 
 @pytest.mark.parametrize("error", ["Unable to contact slurm controller", "Socket timed out on send/recv operation"])
 def test_SL10_a_query_that_fails_is_not_a_failure_of_the_run(error: str, tmp_path: Path) -> None:
-    home, record = a_run(tmp_path, "7")
+    run_store, record = a_run(tmp_path, "7")
     with pytest.raises(NoAnswer, match=error):
-        jobs.state_of(home, record, Cluster(Scripted(CommandResult(1, b"", error))))
-    assert home.record() == record
+        jobs.state_of(run_store, record, Cluster(Scripted(CommandResult(1, b"", error))))
+    assert run_store.record() == record
 
 
 def test_one_question_serves_all_jobs() -> None:
@@ -319,17 +319,19 @@ def test_a_lost_answer_of_sbatch_is_looked_up() -> None:
 
 @pytest.mark.parametrize("age", [0, 10_000])
 def test_SL06_a_job_that_no_launcher_recorded_is_found_by_its_folder(age: float, tmp_path: Path) -> None:
-    home, record = a_run(tmp_path)
+    run_store, record = a_run(tmp_path)
     claim = record.attempts[0].model_copy(update={"native_id": "", "started": time.time() - age})
-    record = home.update(lambda held: held.with_attempt(claim))
-    nothing = jobs.state_of_claim(home, record, Cluster(Scripted(CommandResult(0, b"", ""))))
+    record = run_store.update(lambda held: held.with_attempt(claim))
+    nothing = jobs.state_of_claim(run_store, record, Cluster(Scripted(CommandResult(0, b"", ""))))
     if age:
         assert (nothing.state, nothing.detail) == (RunState.STOPPED, "its job was never submitted")
         return
     assert (nothing.state, nothing.detail) == (RunState.PENDING, "its job is being submitted")
     row = listed("RUNNING").output.replace(b"/jobs/tiny-1/attempt-1", str(jobs.attempt_folder(record, 1)).encode())
-    assert jobs.state_of_claim(home, record, Cluster(Scripted(CommandResult(0, row, "")))).state is RunState.RUNNING
-    assert home.record().attempts[0].native_id == "localhost/7"
+    assert (
+        jobs.state_of_claim(run_store, record, Cluster(Scripted(CommandResult(0, row, "")))).state is RunState.RUNNING
+    )
+    assert run_store.record().attempts[0].native_id == "localhost/7"
 
 
 def test_a_stop_of_a_waiting_job_cancels_it(tmp_path: Path) -> None:
@@ -343,9 +345,9 @@ def test_a_stop_of_a_waiting_job_cancels_it(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 def test_SL01_SL30_a_real_job_that_slurm_has_forgotten(slurm: SlurmCluster, tmp_path: Path) -> None:
-    home, record = a_run(tmp_path)
+    run_store, record = a_run(tmp_path)
     left(tmp_path, outcome_2__json='{"exit_code": 1}', failure_2_0="out of memory")
-    native = jobs.state_of(home, record, Cluster(LocalTransport()))
+    native = jobs.state_of(run_store, record, Cluster(LocalTransport()))
     assert (native.state, native.detail) == (RunState.FAILED, "node 0: out of memory")
 
 

@@ -195,7 +195,7 @@ def mounted(submission: Any) -> list[str]:
     found = re.search(r"--container-mounts=(\S+)", submission.request["script"])
     assert found is not None
     pairs = (it.split(":") for it in found[1].split(","))
-    return [source for source, place, *_ in pairs if source == place]
+    return [source for source, location, *_ in pairs if source == location]
 
 
 LONG = {"preset": "tiny", "config": {"max_position_embeddings": 2048}}

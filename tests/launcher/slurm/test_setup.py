@@ -169,12 +169,12 @@ def test_an_environment_and_an_image_on_a_cluster(
             "slurm", "tiny", backend=given, python=sys.executable, wheels=str(wheels), tell=reported.append
         )
 
-    place = create()
+    location = create()
     assert "it is the same on 4 nodes, digest" in reported[-1]
-    python = f"{place}/bin/python"
+    python = f"{location}/bin/python"
     shown = subprocess.run([python, "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True, timeout=60)
     assert {"tinybase==2.0", "tinystock==1.0"} <= set(shown.stdout.split())
-    marker = Path(place) / "complete"
+    marker = Path(location) / "complete"
     built = marker.stat().st_mtime_ns
     # The same locks are the same environment, which is checked again.
     monkeypatch.setattr(environments, "profiles", lambda: {"tiny": replace(tiny, modules=("tinybase", "absent"))})

@@ -101,32 +101,32 @@ class Queue:
 def begun(folder: Path, queue: Queue, source: Any = None) -> tuple[RunStore, SlurmBackend]:
     """The workflow's record, and a backend whose login node is ``queue``."""
     loaded = load(source or flow(folder))
-    home = run_store_at(folder / "runs" / "flow-1")
-    home.create(new_record("flow-1", loaded.spec, loaded.digest, {}, [], created=1.0))
-    return home, SlurmBackend(connect=lambda _: Cluster(queue))
+    run_store = run_store_at(folder / "runs" / "flow-1")
+    run_store.create(new_record("flow-1", loaded.spec, loaded.digest, {}, [], created=1.0))
+    return run_store, SlurmBackend(connect=lambda _: Cluster(queue))
 
 
 def test_steps_are_submitted_behind_one_another(tmp_path: Path) -> None:
     queue = Queue()
-    home, target = begun(tmp_path, queue)
-    assert submit_workflow(target, home, 1) == "localhost/1,2,3"
+    run_store, target = begun(tmp_path, queue)
+    assert submit_workflow(target, run_store, 1) == "localhost/1,2,3"
     assert queue.submitted == ["", "afterok:1", "afterok:1:2"]
-    assert [it.record().attempts[0].native_id for _, it in workflows.steps_of(home, home.record())] == [
+    assert [it.record().attempts[0].native_id for _, it in workflows.steps_of(run_store, run_store.record())] == [
         "localhost/1", "localhost/2", "localhost/3",
     ]  # fmt: skip
     native = target.parse_native("slurm://localhost/1,2,3")
     assert native is not None
     assert native.find_run() is None
-    assert home.record().attempts[0].native_uri("slurm") == native.uri
+    assert run_store.record().attempts[0].native_uri("slurm") == native.uri
 
 
 def test_a_step_that_is_refused_takes_the_others_with_it(tmp_path: Path) -> None:
     queue = Queue(most=2)
-    home, target = begun(tmp_path, queue)
+    run_store, target = begun(tmp_path, queue)
     with pytest.raises(SubmitError, match="QOSMaxSubmitJobPerUserLimit"):
-        submit_workflow(target, home, 1)
+        submit_workflow(target, run_store, 1)
     assert queue.cancelled == ["2", "1"]
-    assert home.record().attempts == ()
+    assert run_store.record().attempts == ()
 
 
 @pytest.mark.parametrize(
@@ -147,33 +147,35 @@ def test_a_step_that_is_refused_takes_the_others_with_it(tmp_path: Path) -> None
     ids=str,
 )
 def test_the_state_of_a_workflow(states: list[str], state: RunState, reason: str, tmp_path: Path) -> None:
-    home, target = begun(tmp_path, Queue())
-    submit_workflow(target, home, 1)
+    run_store, target = begun(tmp_path, Queue())
+    submit_workflow(target, run_store, 1)
     reported = dict(zip(("rows", "check", "train"), states, strict=True))
 
-    def describe(place: RunStore) -> NativeState:
-        return NativeState(RunState(reported[place.root.name]), f"words of {place.root.name}")
+    def describe(location: RunStore) -> NativeState:
+        return NativeState(RunState(reported[location.root.name]), f"words of {location.root.name}")
 
-    native = workflows.state_of(home, home.record(), describe)
+    native = workflows.state_of(run_store, run_store.record(), describe)
     assert native.state is state
     assert reason in native.detail
-    assert home.record().attempts[0].state is (state if state.is_final else None)
+    assert run_store.record().attempts[0].state is (state if state.is_final else None)
 
 
 def test_a_launcher_that_died_leaves_a_workflow_that_ends(tmp_path: Path) -> None:
-    home, target = begun(tmp_path, Queue())
-    home.claim(Attempt(number=1, native_id="", started=1.0))
-    home.update(lambda held: held.with_attempt(Attempt(number=1, native_id="", started=1.0)))
-    native = target.describe(home)
+    run_store, target = begun(tmp_path, Queue())
+    run_store.claim(Attempt(number=1, native_id="", started=1.0))
+    run_store.update(lambda held: held.with_attempt(Attempt(number=1, native_id="", started=1.0)))
+    native = target.describe(run_store)
     assert (native.state, native.detail) == (RunState.STOPPED, "step rows: its job was never submitted")
 
 
 def test_waiting_steps_are_cancelled_before_the_running_one_is_asked_to_stop(tmp_path: Path) -> None:
     queue = Queue()
-    home, target = begun(tmp_path, queue)
-    submit_workflow(target, home, 1)
+    run_store, target = begun(tmp_path, queue)
+    submit_workflow(target, run_store, 1)
     states = {"rows": RunState.COMPLETED, "check": RunState.RUNNING, "train": RunState.PENDING}
-    workflows.stop(home, home.record(), Cluster(queue), lambda it: NativeState(states[it.root.name]), now=True)
+    workflows.stop(
+        run_store, run_store.record(), Cluster(queue), lambda it: NativeState(states[it.root.name]), now=True
+    )
     assert queue.cancelled == ["3", "2"]
 
 

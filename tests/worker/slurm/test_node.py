@@ -15,7 +15,7 @@ import pytest
 from sm_llm.contract.hosts import Hosts
 from sm_llm.worker.slurm.node import BAD_NODE, Node
 
-HOME = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[3]
 
 
 def job(folder: Path, **fields: Any) -> dict[str, str]:
@@ -81,8 +81,8 @@ def run(folder: Path, program: str, environ: dict[str, str]) -> subprocess.Popen
         (init / "__init__.py").touch()
     (package / "run.py").write_text(program)
     own = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    variables = {**own, **environ, "PYTHONPATH": f"{folder / 'fake'}:{HOME}"}
-    argv = [sys.executable, "-P", str(HOME / "sm_llm/worker/slurm/node.py"), "2", "train.py"]
+    variables = {**own, **environ, "PYTHONPATH": f"{folder / 'fake'}:{ROOT}"}
+    argv = [sys.executable, "-P", str(ROOT / "sm_llm/worker/slurm/node.py"), "2", "train.py"]
     return subprocess.Popen(argv, env=variables, cwd=folder)
 
 

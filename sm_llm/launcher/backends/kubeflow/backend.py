@@ -61,13 +61,13 @@ class KubeflowBackend(JobBackend):
         return render(plan, job)
 
     @contextmanager
-    def starting(self, home: RunStore, number: int, submission: Submission | None) -> Iterator[Attempt]:
+    def starting(self, run_store: RunStore, number: int, submission: Submission | None) -> Iterator[Attempt]:
         """The cluster is asked whether it can run the job, and an earlier attempt whether it has ended."""
         from sm_llm.launcher.backends.kubeflow.submit import check_cluster
         from sm_llm.launcher.submission import assert_ended
 
-        assert_ended(self, home)
-        record = home.record()
+        assert_ended(self, run_store)
+        record = run_store.record()
         backend = record.spec["backend"] if submission is None else submission.job.spec.backend.model_dump()
         cluster = self.connect(backend.get("context"))
         # A workflow's specification may change once its attempt is claimed, so its start checks the cluster.
@@ -87,11 +87,11 @@ class KubeflowBackend(JobBackend):
         submit(submission, cluster)
         return names.native_id(cluster.name, options.namespace, names.object_name(submission.job.run_id))
 
-    def submit_workflow(self, home: RunStore, attempt: int) -> str:
+    def submit_workflow(self, run_store: RunStore, attempt: int) -> str:
         """Start a driver in the cluster, which starts each step behind those that it reads from."""
         from sm_llm.launcher.backends.kubeflow.workflows import start
 
-        return start(home, attempt, self.connect)
+        return start(run_store, attempt, self.connect)
 
     def render_workflow(
         self, workflow: WorkflowSpec, plans: Sequence[Plan], run_id: str, run_uri: str
@@ -101,56 +101,58 @@ class KubeflowBackend(JobBackend):
 
         return submissions(workflow, plans, run_id, run_uri)
 
-    def step_home(self, home: RunStore, step: str) -> RunStore:
+    def step_run_store(self, run_store: RunStore, step: str) -> RunStore:
         """A folder below the workflow's."""
-        return home.below(STEPS, step)
+        return run_store.below(STEPS, step)
 
-    def describe(self, home: RunStore) -> NativeState:
+    def describe(self, run_store: RunStore) -> NativeState:
         """The state of the run's newest job. One that has ended is settled in the run's record."""
         from sm_llm.launcher.backends.kubeflow import workflows
 
-        record = home.record()
+        record = run_store.record()
         last = record.attempts[-1] if record.attempts else None
         # Only of a step another attempt may have begun that its record does not hold yet.
         is_open = last is not None and (last.state is None or last.state.is_completed)
-        workflow = None if is_open else workflows.above(home, record)
+        workflow = None if is_open else workflows.above(run_store, record)
         if workflow is not None and workflow.attempts:
             cluster = self._cluster_of(workflow.attempts[-1].native_id)
-            record = workflows.adopted(home, record, workflow, cluster)
+            record = workflows.adopted(run_store, record, workflow, cluster)
             if (waiting := workflows.unbegun(record, workflow)) is not None:
                 return waiting
-        return super().describe(home)
+        return super().describe(run_store)
 
-    def open_state(self, home: RunStore, record: RunRecord) -> NativeState:
+    def open_state(self, run_store: RunStore, record: RunRecord) -> NativeState:
         """From the job, its pods and what their nodes report."""
         cluster = self._cluster_of(record.attempts[-1].native_id)
         if "steps" in record.spec:
             from sm_llm.launcher.backends.kubeflow import workflows
 
-            return workflows.state_of(home, record, cluster, self.describe)
+            return workflows.state_of(run_store, record, cluster, self.describe)
         from sm_llm.launcher.backends.kubeflow.jobs import state_of
 
-        return state_of(home, record, cluster)
+        return state_of(run_store, record, cluster)
 
-    def logs(self, home: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
+    def logs(
+        self, run_store: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]
+    ) -> Iterator[str]:
         """Wanted lines of all pods, rank 0's first, over all restarts; then new ones while ``still_running``."""
         from sm_llm.launcher.backends.kubeflow.jobs import logs_of
 
-        record = home.record()
+        record = run_store.record()
         native_id = record.attempts[-1].native_id
-        return logs_of(home, record, attempt, wanted, still_running, lambda: self._cluster_of(native_id))
+        return logs_of(run_store, record, attempt, wanted, still_running, lambda: self._cluster_of(native_id))
 
-    def stop(self, home: RunStore, attempt: Attempt, *, now: bool = False) -> None:
+    def stop(self, run_store: RunStore, attempt: Attempt, *, now: bool = False) -> None:
         """Ask the job to save and stop; one that waits, or with ``now`` any, is deleted."""
-        record, cluster = home.record(), self._cluster_of(attempt.native_id)
+        record, cluster = run_store.record(), self._cluster_of(attempt.native_id)
         if "steps" in record.spec:
             from sm_llm.launcher.backends.kubeflow import workflows
 
-            workflows.stop(home, record, cluster, self.describe, now=now)
+            workflows.stop(run_store, record, cluster, self.describe, now=now)
             return
         from sm_llm.launcher.backends.kubeflow.jobs import stop_job
 
-        stop_job(home, record, attempt, cluster, now=now)
+        stop_job(run_store, record, attempt, cluster, now=now)
 
     def nodes(self, overrides: Sequence[Override], fields: Mapping[str, Any]) -> list[ClusterNode]:
         """The nodes of the cluster, as its API server lists them."""
@@ -170,11 +172,11 @@ class KubeflowBackend(JobBackend):
         options = backend_settings(KubeflowOptions, overrides, fields)
         return checks(options, self.connect(options.context), tell, _sagemaker_client)
 
-    def shell_command(self, home: RunStore, native_id: str, node: int) -> list[str]:
+    def shell_command(self, run_store: RunStore, native_id: str, node: int) -> list[str]:
         """kubectl's command that opens a shell in a pod."""
         from sm_llm.launcher.backends.kubeflow.jobs import shell_command
 
-        return shell_command(home, native_id, node, self._cluster_of(native_id))
+        return shell_command(run_store, native_id, node, self._cluster_of(native_id))
 
     def parse_native(self, text: str) -> NativeJob | None:
         """``kubeflow://CONTEXT/NAMESPACE/NAME``."""
@@ -192,9 +194,9 @@ class KubeflowBackend(JobBackend):
             kinds = [*(it for it in KINDS if cluster.has_kind(it, namespace)), "Job"]  # the last of a workflow's driver
             jobs = (cluster.job(kind, namespace, name) for kind in kinds)
             job = next((it for it in jobs if it is not None), None)
-            place = str(((job or {}).get("metadata") or {}).get("annotations", {}).get(names.RUN_ANNOTATION, ""))
+            location = str(((job or {}).get("metadata") or {}).get("annotations", {}).get(names.RUN_ANNOTATION, ""))
             # An annotation may hold anything; only what has the form of a run's address is taken for one.
-            return place if place.startswith(("/", "s3://")) else None
+            return location if location.startswith(("/", "s3://")) else None
 
         return NativeJob(text, find_run)
 

@@ -31,7 +31,7 @@ DELETE_SECONDS = 300.0
 _POLL_SECONDS = 0.5
 # Too many requests, and faults of the API server or a proxy before it: nothing is known of the request.
 _TRANSIENT = (429, 500, 502, 503, 504)
-_PLACES = {
+_LOCATIONS = {
     **KINDS,
     "Job": Kind("batch", "v1", "jobs"),
     "Pod": Kind("", "v1", "pods"),
@@ -85,8 +85,8 @@ class KubernetesCluster:
 
     def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
         """Create an object; returns it as the cluster holds it. Raises ``Refused``."""
-        place = self._objects(str(manifest["kind"]), str(manifest["metadata"]["namespace"]))
-        found: dict[str, Any] = self._call("POST", place, {"dryRun": "All"} if dry_run else {}, manifest)
+        path = self._objects(str(manifest["kind"]), str(manifest["metadata"]["namespace"]))
+        found: dict[str, Any] = self._call("POST", path, {"dryRun": "All"} if dry_run else {}, manifest)
         return found
 
     def delete_job(self, kind: str, namespace: str, name: str) -> None:
@@ -112,14 +112,14 @@ class KubernetesCluster:
     def put_config_map(self, manifest: Mapping[str, Any]) -> None:
         """Create a ConfigMap, or replace it."""
         body = manifest["metadata"]
-        place = f"/api/v1/namespaces/{body['namespace']}/configmaps"
+        path = f"/api/v1/namespaces/{body['namespace']}/configmaps"
         try:
-            self._call("POST", place, {}, manifest)
+            self._call("POST", path, {}, manifest)
         except Refused as error:
             # 409: it is there from a try of this attempt that was broken off.
             if error.status != 409:
                 raise
-            self._call("PUT", f"{place}/{body['name']}", {}, manifest)
+            self._call("PUT", f"{path}/{body['name']}", {}, manifest)
 
     def own_config_map(self, namespace: str, name: str, owner: Mapping[str, Any]) -> None:
         """Let a ConfigMap be deleted with the job that reads it."""
@@ -176,7 +176,7 @@ class KubernetesCluster:
 
     def resource(self, kind: str) -> tuple[str, str]:
         """Group and plural of a kind."""
-        return _PLACES[kind].group, _PLACES[kind].plural
+        return _LOCATIONS[kind].group, _LOCATIONS[kind].plural
 
     def exists(self, path: str) -> bool | None:
         """Whether an object is there, by its path in the API; None where this user may not see it."""
@@ -200,7 +200,7 @@ class KubernetesCluster:
         return True
 
     def _objects(self, kind: str, namespace: str, name: str = "") -> str:
-        row = _PLACES[kind]
+        row = _LOCATIONS[kind]
         group = f"apis/{row.group}" if row.group else "api"
         return f"/{group}/{row.version}/namespaces/{namespace}/{row.plural}{f'/{name}' if name else ''}"
 

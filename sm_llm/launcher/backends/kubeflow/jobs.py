@@ -55,7 +55,7 @@ def is_of(job: Mapping[str, Any], uri: str, number: int) -> bool:
     return found.get(names.RUN_ANNOTATION) == uri and found.get(names.ATTEMPT_ANNOTATION) == str(number)
 
 
-def state_of(home: RunStore, record: RunRecord, cluster: KubernetesCluster) -> NativeState:
+def state_of(run_store: RunStore, record: RunRecord, cluster: KubernetesCluster) -> NativeState:
     """The state of the newest attempt in ``record``. A job that has ended is settled there, once and for all.
 
     Raises ``QueryError``: nothing is known, and nothing was changed.
@@ -64,54 +64,56 @@ def state_of(home: RunStore, record: RunRecord, cluster: KubernetesCluster) -> N
     _, namespace, name = parts(last.native_id)
     kind = kind_of(record)
     job = cluster.job(kind, namespace, name)
-    if job is None or not is_of(job, home.uri, last.number):
-        return _gone(home, record, last)
-    pods = [it for it in cluster.pods(namespace, name) if is_of(it, home.uri, last.number)]
+    if job is None or not is_of(job, run_store.uri, last.number):
+        return _gone(run_store, record, last)
+    pods = [it for it in cluster.pods(namespace, name) if is_of(it, run_store.uri, last.number)]
     native = native_state(job, pods, lambda: cluster.events(namespace, name))
     if not native.state.is_final:
         if job["metadata"].get("deletionTimestamp"):
             return NativeState(RunState.RUNNING, "ending: its job was deleted")
         return native
-    outcome = _settle(home, record, last, native)
+    outcome = _settle(run_store, record, last, native)
     if native.state is RunState.FAILED:
         # The operator keeps what it kept for its logs: containers that fail again and again would hold their nodes.
         for pod in pods:
             if (pod.get("status") or {}).get("phase") in _IN_USE:
                 with suppress(SubmitError):
-                    _keep_logs(home, last.number, cluster, namespace, name)
+                    _keep_logs(run_store, last.number, cluster, namespace, name)
                     cluster.delete_pod(namespace, str(pod["metadata"]["name"]))
     return outcome
 
 
-def _gone(home: RunStore, record: RunRecord, last: Attempt) -> NativeState:
+def _gone(run_store: RunStore, record: RunRecord, last: Attempt) -> NativeState:
     """The state of an attempt whose job is not there: not yet, or not any more."""
-    home.refresh(f"events/attempt-{last.number}-")
-    has_begun = any(it["attempt"] == last.number for it in read_events(home.paths.events))
+    run_store.refresh(f"events/attempt-{last.number}-")
+    has_begun = any(it["attempt"] == last.number for it in read_events(run_store.paths.events))
     # The attempt is claimed before its job is created, and another process may read of it in between.
     if not has_begun and abs(time.time() - last.started) < STARTING_SECONDS:
         return NativeState(RunState.PENDING, "its job is being created")
     if not has_begun:
         return NativeState.of(
-            record_outcome(home, last, stopped(home, record.run_id, "its job is not there: it never began"))
+            record_outcome(run_store, last, stopped(run_store, record.run_id, "its job is not there: it never began"))
         )
-    failure = first_failure(failures_in_events(home.paths, last.number))
+    failure = first_failure(failures_in_events(run_store.paths, last.number))
     state = (
-        RunState.FAILED if failure is not None and _stop_sentence(home.paths, last.number) is None else RunState.STOPPED
+        RunState.FAILED
+        if failure is not None and _stop_sentence(run_store.paths, last.number) is None
+        else RunState.STOPPED
     )
-    return _settle(home, record, last, NativeState(state, "its job was deleted"))
+    return _settle(run_store, record, last, NativeState(state, "its job was deleted"))
 
 
-def _settle(home: RunStore, record: RunRecord, last: Attempt, native: NativeState) -> NativeState:
+def _settle(run_store: RunStore, record: RunRecord, last: Attempt, native: NativeState) -> NativeState:
     # First the events, which hold the cause; a store that does not answer leaves the attempt unsettled.
-    home.refresh(f"events/attempt-{last.number}-")
-    stop = _stop_sentence(home.paths, last.number)
+    run_store.refresh(f"events/attempt-{last.number}-")
+    stop = _stop_sentence(run_store.paths, last.number)
     state, detail = native.state, native.detail
     # After an orderly stop the pods end with 0, which the operator takes for success.
     if state is RunState.COMPLETED and stop is not None:
         state, detail = RunState.STOPPED, stop
     elif state is RunState.STOPPED and stop is not None:
         detail = stop
-    return NativeState.of(record_end(home, record, state, detail, stop))
+    return NativeState.of(record_end(run_store, record, state, detail, stop))
 
 
 def _stop_sentence(paths: RunPaths, number: int) -> str | None:
@@ -123,13 +125,15 @@ def _stop_sentence(paths: RunPaths, number: int) -> str | None:
     return None if found is None else StopRecord.of_event(found).sentence
 
 
-def stop_job(home: RunStore, record: RunRecord, attempt: Attempt, cluster: KubernetesCluster, *, now: bool) -> None:
+def stop_job(
+    run_store: RunStore, record: RunRecord, attempt: Attempt, cluster: KubernetesCluster, *, now: bool
+) -> None:
     """Ask the processes to stop after their step; a job that waits is deleted, and with ``now`` any with its pods."""
     _, namespace, name = parts(attempt.native_id)
     kind = kind_of(record)
-    home.request_stop(attempt.number)  # it holds for later restarts, too
+    run_store.request_stop(attempt.number)  # it holds for later restarts, too
     job = cluster.job(kind, namespace, name)
-    if job is None or not is_of(job, home.uri, attempt.number):
+    if job is None or not is_of(job, run_store.uri, attempt.number):
         return
     pods = cluster.pods(namespace, name)
     # Nobody in a pod that waits for its node could read the request.
@@ -137,23 +141,23 @@ def stop_job(home: RunStore, record: RunRecord, attempt: Attempt, cluster: Kuber
     if not now and not waits:
         return
     with suppress(SubmitError):
-        _keep_logs(home, attempt.number, cluster, namespace, name)
+        _keep_logs(run_store, attempt.number, cluster, namespace, name)
     cluster.delete_job(kind, namespace, name)
     if now:
         for pod in pods:
             cluster.delete_pod(namespace, str(pod["metadata"]["name"]), now=True)
 
 
-def _keep_logs(home: RunStore, number: int, cluster: KubernetesCluster, namespace: str, name: str) -> None:
+def _keep_logs(run_store: RunStore, number: int, cluster: KubernetesCluster, namespace: str, name: str) -> None:
     """Copy what pods have printed that are about to be deleted; on this machine alone."""
-    copy = PodLogCopy(cluster, namespace, name, home.paths.logs(number))
+    copy = PodLogCopy(cluster, namespace, name, run_store.paths.logs(number))
     # Until nothing is new: a pull copies MOST_BYTES at most.
     while copy.pull():
         pass
 
 
 def remove_earlier(
-    home: RunStore, record: RunRecord, kind: str, cluster: KubernetesCluster, namespace: str, name: str
+    run_store: RunStore, record: RunRecord, kind: str, cluster: KubernetesCluster, namespace: str, name: str
 ) -> None:
     """Delete the job of an earlier attempt of this run, which has ended, and wait until it is gone.
 
@@ -163,30 +167,32 @@ def remove_earlier(
     if job is None:
         return
     number = (job["metadata"].get("annotations") or {}).get(names.ATTEMPT_ANNOTATION, "")
-    if not number.isdigit() or not is_of(job, home.uri, int(number)):
-        raise SubmitError(f"{namespace} has a {kind} {name} that is not of {home.uri}. Delete it, or name the job anew")
+    if not number.isdigit() or not is_of(job, run_store.uri, int(number)):
+        raise SubmitError(
+            f"{namespace} has a {kind} {name} that is not of {run_store.uri}. Delete it, or name the job anew"
+        )
     if any(it.number == int(number) for it in record.attempts):
         with suppress(SubmitError):
-            _keep_logs(home, int(number), cluster, namespace, name)
+            _keep_logs(run_store, int(number), cluster, namespace, name)
     cluster.delete_job(kind, namespace, name)
     cluster.await_deleted(kind, namespace, name)
 
 
 def logs_of(
-    home: RunStore, record: RunRecord, attempt: int, wanted: LogFilter, still_running: Callable[[], bool],
+    run_store: RunStore, record: RunRecord, attempt: int, wanted: LogFilter, still_running: Callable[[], bool],
     cluster: Callable[[], KubernetesCluster],
 ) -> Iterator[str]:  # fmt: skip
     """Wanted lines of an attempt's pods, rank 0's first; then new ones while ``still_running``, over all restarts."""
     found = next(it for it in record.attempts if it.number == attempt)
     if found.number != record.attempts[-1].number:
         # The pods of earlier attempts are gone; what was copied before is there.
-        return read_logs(home.paths, attempt, wanted, still_running=lambda: False)
+        return read_logs(run_store.paths, attempt, wanted, still_running=lambda: False)
     _, namespace, name = parts(found.native_id)
-    copy = PodLogCopy(cluster(), namespace, name, home.paths.logs(attempt), wanted.node)
-    return copied_logs(home.paths, attempt, wanted, copy.pull, still_running)
+    copy = PodLogCopy(cluster(), namespace, name, run_store.paths.logs(attempt), wanted.node)
+    return copied_logs(run_store.paths, attempt, wanted, copy.pull, still_running)
 
 
-def shell_command(home: RunStore, native_id: str, node: int, cluster: KubernetesCluster) -> list[str]:
+def shell_command(run_store: RunStore, native_id: str, node: int, cluster: KubernetesCluster) -> list[str]:
     """The command of kubectl that opens a shell in a pod. Raises ``SubmitError`` for one that does not run."""
     context, namespace, name = parts(native_id)
     # Nodes are numbered by the pods' own index, as in the logs.
@@ -194,10 +200,10 @@ def shell_command(home: RunStore, native_id: str, node: int, cluster: Kubernetes
     pod = found.get(node)
     if pod is None:
         listed = ", ".join(str(it) for it in sorted(it for it in found if it is not None)) or "none"
-        raise SubmitError(f"{home.uri} has no pod for node {node}. Pods: {listed}")
+        raise SubmitError(f"{run_store.uri} has no pod for node {node}. Pods: {listed}")
     phase = str((pod.get("status") or {}).get("phase"))
     if phase != "Running":
         raise SubmitError(f"pod {pod['metadata']['name']} is {phase}; a shell can be opened while it is Running")
     where = [] if context == names.IN_CLUSTER else ["--context", context]
-    place = ["--namespace", namespace, "exec", "-it", str(pod["metadata"]["name"])]
-    return ["kubectl", *where, *place, "--container", names.CONTAINER, "--", "bash"]
+    target = ["--namespace", namespace, "exec", "-it", str(pod["metadata"]["name"])]
+    return ["kubectl", *where, *target, "--container", names.CONTAINER, "--", "bash"]

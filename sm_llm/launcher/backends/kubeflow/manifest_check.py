@@ -93,23 +93,23 @@ def _inner(annotation: Any) -> Any:
 def _job_issues(job: PyTorchJob) -> Iterator[Issue]:
     """The rules of the training operator's webhook."""
     replicas = job.spec.pytorchReplicaSpecs
-    place = "spec.pytorchReplicaSpecs"
+    prefix = "spec.pytorchReplicaSpecs"
     for name in replicas:
         if name not in ("Master", "Worker"):
             remedy = "Use Master, Worker or both"
-            yield Issue("manifest-replica-type", f"{place}.{name}", "is not a replica type", name, remedy)
+            yield Issue("manifest-replica-type", f"{prefix}.{name}", "is not a replica type", name, remedy)
     if not replicas:
-        yield Issue("manifest-replica-type", place, "is empty", remedy="Add Master, Worker or both")
+        yield Issue("manifest-replica-type", prefix, "is empty", remedy="Add Master, Worker or both")
     master, worker = replicas.get("Master"), replicas.get("Worker")
     # Two masters would both take rank 0.
     if master is not None and master.replicas != 1:
-        yield Issue("manifest-replicas", f"{place}.Master.replicas", "must be 1", master.replicas, "Use workers")
+        yield Issue("manifest-replicas", f"{prefix}.Master.replicas", "must be 1", master.replicas, "Use workers")
     if worker is not None and worker.replicas < 1:
         remedy = "Leave Worker out, or raise it"
-        yield Issue("manifest-replicas", f"{place}.Worker.replicas", "must be at least 1", worker.replicas, remedy)
+        yield Issue("manifest-replicas", f"{prefix}.Worker.replicas", "must be at least 1", worker.replicas, remedy)
     yield from _elastic_issues(job)
     for name, it in replicas.items():
-        yield from _pod_issues(it.template.spec, f"{place}.{name}.template.spec")
+        yield from _pod_issues(it.template.spec, f"{prefix}.{name}.template.spec")
 
 
 def _elastic_issues(job: PyTorchJob) -> Iterator[Issue]:
@@ -129,36 +129,38 @@ def _elastic_issues(job: PyTorchJob) -> Iterator[Issue]:
 
 def _hyperpod_issues(job: HyperPodPyTorchJob) -> Iterator[Issue]:
     for index, it in enumerate(job.spec.replicaSpecs):
-        place = f"spec.replicaSpecs.{index}"
+        prefix = f"spec.replicaSpecs.{index}"
         if it.maxReplicas is not None and it.maxReplicas < it.replicas:
             problem = f"must be at least replicas, which is {it.replicas}"
-            yield Issue("manifest-replicas-beyond-maximum", f"{place}.maxReplicas", problem, it.maxReplicas, "Raise it")
-        yield from _pod_issues(it.template.spec, f"{place}.template.spec")
+            yield Issue(
+                "manifest-replicas-beyond-maximum", f"{prefix}.maxReplicas", problem, it.maxReplicas, "Raise it"
+            )
+        yield from _pod_issues(it.template.spec, f"{prefix}.template.spec")
 
 
 def _batch_issues(job: BatchJob) -> Iterator[Issue]:
-    place, pod = "spec.template.spec", job.spec.template.spec
+    prefix, pod = "spec.template.spec", job.spec.template.spec
     if pod.restartPolicy not in ("OnFailure", "Never"):
-        path, remedy = f"{place}.restartPolicy", "Name one"
+        path, remedy = f"{prefix}.restartPolicy", "Name one"
         yield Issue("manifest-restart-policy", path, "must be OnFailure or Never", pod.restartPolicy, remedy)
-    yield from _container_issues(pod, place)
+    yield from _container_issues(pod, prefix)
 
 
-def _pod_issues(pod: PodSpec, place: str) -> Iterator[Issue]:
+def _pod_issues(pod: PodSpec, prefix: str) -> Iterator[Issue]:
     """What the operator's webhook demands of pods, and what the API server does."""
     if not any(it.name == CONTAINER for it in pod.containers):
         listed = ", ".join(it.name for it in pod.containers)
         remedy = f"Name one of them {CONTAINER}"
-        yield Issue("manifest-container-name", f"{place}.containers", f"has no container {CONTAINER}", listed, remedy)
-    yield from _container_issues(pod, place)
+        yield Issue("manifest-container-name", f"{prefix}.containers", f"has no container {CONTAINER}", listed, remedy)
+    yield from _container_issues(pod, prefix)
 
 
-def _container_issues(pod: PodSpec, place: str) -> Iterator[Issue]:
+def _container_issues(pod: PodSpec, prefix: str) -> Iterator[Issue]:
     # The API server checks this in pods, and not in a custom resource: the operator would fail to create them.
     volumes = {it.name for it in pod.volumes}
     for group, containers in (("containers", pod.containers), ("initContainers", pod.initContainers)):
         for index, it in enumerate(containers):
-            at = f"{place}.{group}.{index}"
+            at = f"{prefix}.{group}.{index}"
             yield from _resource_issues(it.resources.requests, it.resources.limits, f"{at}.resources")
             for number, mount in enumerate(it.volumeMounts):
                 if mount.name not in volumes:
@@ -169,16 +171,16 @@ def _container_issues(pod: PodSpec, place: str) -> Iterator[Issue]:
         sources = sorted(volume.model_fields_set - {"name"})
         if len(sources) != 1:
             problem = "must have exactly one source"
-            yield Issue("manifest-volume-source", f"{place}.volumes.{index}", problem, sources, "Keep one")
+            yield Issue("manifest-volume-source", f"{prefix}.volumes.{index}", problem, sources, "Keep one")
 
 
-def _resource_issues(requests: Mapping[str, Any], limits: Mapping[str, Any], place: str) -> Iterator[Issue]:
+def _resource_issues(requests: Mapping[str, Any], limits: Mapping[str, Any], prefix: str) -> Iterator[Issue]:
     for name in sorted({*requests, *limits}):
         asked, limit = requests.get(name), limits.get(name)
         # Of a device without a request Kubernetes takes the limit; every other difference it refuses, or evicts by.
         if str(asked) != str(limit) and not (asked is None and _EXTENDED in name):
             problem = f"must be equal to the request, which is {asked}"
-            yield Issue("manifest-resources-differ", f"{place}.limits.{name}", problem, limit, "Give both one value")
+            yield Issue("manifest-resources-differ", f"{prefix}.limits.{name}", problem, limit, "Give both one value")
 
 
 def _map_issues(found: ConfigMap) -> Iterator[Issue]:

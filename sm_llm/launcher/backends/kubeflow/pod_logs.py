@@ -77,8 +77,8 @@ class PodLogCopy:
         # A container that is about to be started again still has the log of its last start.
         if container is None or not container.get("containerID"):
             return False
-        place = self.folder / f"{_SEEN}{node}"
-        position = _Position.read(place)
+        file = self.folder / f"{_SEEN}{node}"
+        position = _Position.read(file)
         name, instance = str(pod["metadata"]["name"]), str(container["containerID"])
         if position.instance != instance:
             ended = (container.get("lastState") or {}).get("terminated") or {}
@@ -86,12 +86,12 @@ class PodLogCopy:
             if before := str(ended.get("containerID") or ""):
                 if position.instance != before:
                     position = _Position(before)
-                while self._pull_start(name, node, place, position, previous=True):
-                    position = _Position.read(place)
+                while self._pull_start(name, node, file, position, previous=True):
+                    position = _Position.read(file)
             position = _Position(instance)
-        return self._pull_start(name, node, place, position)
+        return self._pull_start(name, node, file, position)
 
-    def _pull_start(self, pod: str, node: int, place: Path, position: _Position, *, previous: bool = False) -> bool:
+    def _pull_start(self, pod: str, node: int, file: Path, position: _Position, *, previous: bool = False) -> bool:
         """Append what is new of one start of a container."""
         since = f"{position.second}Z" if position.second else None
         try:
@@ -103,9 +103,9 @@ class PodLogCopy:
             if error.status in _NOT_STARTED:
                 return False
             raise
-        return self._append(node, place, position, body)
+        return self._append(node, file, position, body)
 
-    def _append(self, node: int, place: Path, position: _Position, body: bytes) -> bool:
+    def _append(self, node: int, file: Path, position: _Position, body: bytes) -> bool:
         lines = body.splitlines(keepends=True)
         is_cut = len(body) == MOST_BYTES
         # The last line of a bounded answer may be half of it.
@@ -121,5 +121,5 @@ class PodLogCopy:
             os.fsync(log.fileno())
         second = new[-1][:_SECONDS].decode("ascii", "replace")
         count = sum(line[:_SECONDS].decode("ascii", "replace") >= second for line in lines)
-        _Position(position.instance, second, count).write(place)
+        _Position(position.instance, second, count).write(file)
         return is_cut

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.job_file import job_home
+from sm_llm.contract.job_file import job_run_store
 from sm_llm.errors import PlanError, QueryError, SubmitError
 from sm_llm.launcher.backends.kubeflow.cluster import INSTALL, Refused, dropped_fields
 from sm_llm.launcher.backends.kubeflow.jobs import is_of, remove_earlier
@@ -14,7 +14,7 @@ from sm_llm.launcher.backends.kubeflow.manifest_check import manifest_issues
 from sm_llm.launcher.submission import MayRun, keep_request
 from sm_llm.spec.backends.kubeflow import KubeflowOptions
 from sm_llm.storage.uri import open_store
-from sm_llm.terminal import counted, quoted, say, size
+from sm_llm.terminal import counted, echo, quoted, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,14 +56,14 @@ def check_cluster(submission: Submission, cluster: KubernetesCluster) -> None:
 def _absent(submission: Submission, cluster: KubernetesCluster) -> list[str]:
     """What the pods would wait for for ever."""
     options = KubeflowOptions.of(submission.job.spec)
-    place = f"/api/v1/namespaces/{options.namespace}"
+    root = f"/api/v1/namespaces/{options.namespace}"
     queues = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{options.namespace}/localqueues"
     wanted = [
-        *(("backend.volumes", "persistent volume claim", f"{place}/persistentvolumeclaims/{it.claim}")
+        *(("backend.volumes", "persistent volume claim", f"{root}/persistentvolumeclaims/{it.claim}")
           for it in options.volumes),
-        *(("secrets", "secret", f"{place}/secrets/{it}") for it in secret_names(submission.job.spec.secrets.values())),
-        *(("backend.image_pull_secrets", "secret", f"{place}/secrets/{it}") for it in options.image_pull_secrets),
-        *([("backend.service_account", "service account", f"{place}/serviceaccounts/{options.service_account}")]
+        *(("secrets", "secret", f"{root}/secrets/{it}") for it in secret_names(submission.job.spec.secrets.values())),
+        *(("backend.image_pull_secrets", "secret", f"{root}/secrets/{it}") for it in options.image_pull_secrets),
+        *([("backend.service_account", "service account", f"{root}/serviceaccounts/{options.service_account}")]
           if options.service_account else []),
         *([("backend.queue", "local queue of Kueue", f"{queues}/{options.queue}")] if options.queue else []),
     ]  # fmt: skip
@@ -75,35 +75,35 @@ def _absent(submission: Submission, cluster: KubernetesCluster) -> list[str]:
     ]
 
 
-def place_inputs(submission: Submission, cluster: KubernetesCluster) -> int:
+def upload_inputs(submission: Submission, cluster: KubernetesCluster) -> int:
     """Store the code and the ConfigMap of an attempt in place of an earlier one's job; returns the bytes uploaded."""
-    home = job_home(submission.job)
+    run_store = job_run_store(submission.job)
     config_map, manifest = submission.request["manifests"]
     metadata = manifest["metadata"]
     sent = _upload(submission)
     keep_request(submission)
     # First: what belongs to the job of an earlier attempt goes with it, its ConfigMap too.
-    remove_earlier(home, home.record(), manifest["kind"], cluster, metadata["namespace"], metadata["name"])
-    if not home.is_remote:
+    remove_earlier(run_store, run_store.record(), manifest["kind"], cluster, metadata["namespace"], metadata["name"])
+    if not run_store.is_remote:
         # A request to stop in a folder holds for whichever attempt finds it.
-        home.paths.stop_file.unlink(missing_ok=True)
+        run_store.paths.stop_file.unlink(missing_ok=True)
     cluster.put_config_map(config_map)
     return sent
 
 
 def submit(submission: Submission, cluster: KubernetesCluster) -> None:
     """Submit a claimed attempt. Raises ``SubmitError``."""
-    home, job = job_home(submission.job), submission.job
+    run_store, job = job_run_store(submission.job), submission.job
     config_map, manifest = submission.request["manifests"]
     metadata = manifest["metadata"]
-    sent = place_inputs(submission, cluster)
-    created = create_once(cluster, manifest, home.uri, job.attempt)
+    sent = upload_inputs(submission, cluster)
+    created = create_once(cluster, manifest, run_store.uri, job.attempt)
     own_config_maps(cluster, [config_map], created)
     pods = counted(job.spec.compute.instance_count, "pod")
-    say(
+    echo(
         f"created {manifest['kind']} {metadata['name']} ({pods}) in {metadata['namespace']} of {cluster.name}; "
         f"uploaded {size(sent)}",
-        f"its results will be in {home.uri}; follow it with: sm-llm logs -f {quoted(home.uri)}",
+        f"its results will be in {run_store.uri}; follow it with: sm-llm logs -f {quoted(run_store.uri)}",
         err=True,
     )
 
@@ -128,7 +128,7 @@ def own_config_maps(
         try:
             cluster.own_config_map(metadata["namespace"], metadata["name"], owner)
         except SubmitError as error:
-            say(f"ConfigMap {metadata['name']} stays when its job is deleted: {error}", err=True)
+            echo(f"ConfigMap {metadata['name']} stays when its job is deleted: {error}", err=True)
 
 
 def create_once(cluster: KubernetesCluster, manifest: Mapping[str, Any], uri: str, attempt: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from sm_llm.launcher.planning.removed_modules import import_warnings
 from sm_llm.optional import missing
 from sm_llm.spec.backends.kubeflow import KubeflowOptions
 from sm_llm.spec.derive import derive_task
-from sm_llm.spec.inputs import FileSystemInput, input_place
+from sm_llm.spec.inputs import FileSystemInput, input_location
 from sm_llm.spec.job_machines import machines, network_environment
 from sm_llm.spec.references import sources
 from sm_llm.spec.tasks import ScriptTask, TrainTask, starts_ranks
@@ -368,7 +368,7 @@ def check_tolerations(asked: Asked) -> Iterator[Issue]:
             yield Issue("toleration-invalid", f"{path}.value", "must be left out with operator Exists", it.value, "")
 
 
-_OURS = (names.HOME, names.SHARED_MEMORY, names.SECRETS)
+_OURS = (names.PACKAGE_PATH, names.SHARED_MEMORY, names.SECRETS)
 
 
 def check_volumes(asked: Asked) -> Iterator[Issue]:
@@ -388,19 +388,19 @@ def _is_below(path: str, folder: str) -> bool:
     return f"{path.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/")
 
 
-def check_places(asked: Asked) -> Iterator[Issue]:
+def check_locations(asked: Asked) -> Iterator[Issue]:
     """Places that the pods do not see, or that end with a pod."""
     job = asked.job
     storage = parse(fill(job.storage, run_name=job.name)).path
     if storage is not None:
         yield from _mount_issue(asked, "storage", str(storage), job.storage, writes=True)
-    for path, place in {**sources(job), **_inputs(job)}.items():
-        if place.startswith("/"):
+    for path, location in {**sources(job), **_inputs(job)}.items():
+        if location.startswith("/"):
             # RUN@STEP is a checkpoint in the folder RUN.
-            yield from _mount_issue(asked, path, place.rpartition("@")[0] or place, place)
-        elif _is_of_this_machine(place) and not _is_packed(asked, path):
+            yield from _mount_issue(asked, path, location.rpartition("@")[0] or location, location)
+        elif _is_of_this_machine(location) and not _is_packed(asked, path):
             remedy = "Give its address in S3, or its path on a volume of backend.volumes"
-            yield Issue("place-not-in-pods", path, "is a folder of this machine", place, remedy)
+            yield Issue("place-not-in-pods", path, "is a folder of this machine", location, remedy)
     for path, folder in output_folders(job).items():
         yield from _mount_issue(asked, path, str(folder), str(folder), writes=True)
     for name, value in job.inputs.items():
@@ -413,11 +413,11 @@ def check_places(asked: Asked) -> Iterator[Issue]:
 
 def _inputs(job: JobSpec) -> dict[str, str]:
     plain = ((name, value) for name, value in job.inputs.items() if not isinstance(value, FileSystemInput))
-    return {f"inputs.{name}": input_place(value) for name, value in plain}
+    return {f"inputs.{name}": input_location(value) for name, value in plain}
 
 
-def _is_of_this_machine(place: str) -> bool:
-    return "://" not in place and not place.startswith(("builtin:", "steps.", "inputs."))
+def _is_of_this_machine(location: str) -> bool:
+    return "://" not in location and not location.startswith(("builtin:", "steps.", "inputs."))
 
 
 def _is_packed(asked: Asked, path: str) -> bool:
@@ -425,11 +425,11 @@ def _is_packed(asked: Asked, path: str) -> bool:
     return path == "task.source" and asked.program is not None
 
 
-def _mount_issue(asked: Asked, path: str, place: str, value: str, *, writes: bool = False) -> Iterator[Issue]:
+def _mount_issue(asked: Asked, path: str, location: str, value: str, *, writes: bool = False) -> Iterator[Issue]:
     """The issue of a folder that lies on no claim: what is written there is lost with the pod."""
     if _is_packed(asked, path):
         return
-    mounts = [it for it in asked.options.volumes if _is_below(place, it.path)]
+    mounts = [it for it in asked.options.volumes if _is_below(location, it.path)]
     if not mounts:
         problem = "lies on no volume of the pods, and is lost with them" if writes else "lies on no volume of the pods"
         remedy = "Use an address in S3, or mount its file system: backend.volumes"
@@ -447,8 +447,8 @@ def check_secrets(asked: Asked) -> Iterator[Issue]:
             remedy = "Use k8s:SECRET/KEY, secretsmanager:ARN or ssm:NAME"
             yield Issue("secret-not-in-pods", f"secrets.{name}", problem, reference, remedy)
         elif reference.startswith("file:"):
-            place = reference.removeprefix("file:")
-            yield from _mount_issue(asked, f"secrets.{name}", place, reference)
+            location = reference.removeprefix("file:")
+            yield from _mount_issue(asked, f"secrets.{name}", location, reference)
 
 
 def check_use(asked: Asked) -> Iterator[Issue]:
@@ -484,7 +484,7 @@ BACKEND_CHECKERS: tuple[Checker[Asked], ...] = (
     check_accelerators,
     check_tolerations,
     check_volumes,
-    check_places,
+    check_locations,
     check_secrets,
     check_program,
     check_use,

@@ -20,7 +20,7 @@ from sm_llm.launcher.backends.kubeflow.jobs import is_of, kind_of, parts, stop_j
 from sm_llm.launcher.backends.kubeflow.manifest_check import manifest_issues
 from sm_llm.launcher.backends.kubeflow.render import document
 from sm_llm.launcher.backends.kubeflow.states import condition_of, pod_problem, termination
-from sm_llm.launcher.backends.kubeflow.submit import check_cluster, create_once, own_config_maps, place_inputs
+from sm_llm.launcher.backends.kubeflow.submit import check_cluster, create_once, own_config_maps, upload_inputs
 from sm_llm.launcher.backends.workflow_steps import (
     alive,
     at_stable_addresses,
@@ -33,13 +33,13 @@ from sm_llm.launcher.backends.workflow_steps import (
 from sm_llm.launcher.build_submission import recorded_workflow
 from sm_llm.launcher.planner import plan_workflow
 from sm_llm.launcher.planning.plan import assert_supported
-from sm_llm.runs.locate import find_home, launch_folder
+from sm_llm.runs.locate import find_run_store, launch_folder
 from sm_llm.runs.outcome import STARTING_SECONDS
 from sm_llm.runs.run_paths import STEPS, RunPaths, step_run_id
 from sm_llm.runs.run_record import Attempt
 from sm_llm.runs.run_states import RunState
 from sm_llm.spec.backends.kubeflow import KubeflowOptions
-from sm_llm.terminal import quoted, say
+from sm_llm.terminal import echo, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -80,47 +80,47 @@ def _job(submission: Submission) -> dict[str, Any]:
     return found
 
 
-def start(home: RunStore, number: int, connect: Callable[[str | None], KubernetesCluster]) -> str:
-    """Start the driver for every step of the workflow recorded in ``home`` that has no result yet; the native id.
+def start(run_store: RunStore, number: int, connect: Callable[[str | None], KubernetesCluster]) -> str:
+    """Start the driver for every step of the workflow recorded in ``run_store`` that has no result yet; the native id.
 
     Raises ``SubmitError``; then nothing of it runs.
     """
-    record = home.record()
-    workflow = recorded_workflow(home, record)
+    record = run_store.record()
+    workflow = recorded_workflow(run_store, record)
     options = KubeflowOptions.of(workflow)
     cluster = connect(options.context)
-    plans = [it for it in plan_workflow(workflow) if not has_result(home, record, str(it.step))]
+    plans = [it for it in plan_workflow(workflow) if not has_result(run_store, record, str(it.step))]
     if not plans:
-        raise SubmitError(f"{home.uri}: every step has its result")
+        raise SubmitError(f"{run_store.uri}: every step has its result")
     assert_supported(plans)
-    name, folder = names.object_name(record.run_id), launch_folder(home, record)
+    name, folder = names.object_name(record.run_id), launch_folder(run_store, record)
     found: dict[str, Submission] = {}
     for plan in plans:
-        place = home.below(STEPS, str(plan.step))
-        submission = next_submission(place, record, at_stable_addresses(workflow, plan, home.uri), folder)
+        step_store = run_store.below(STEPS, str(plan.step))
+        submission = next_submission(step_store, record, at_stable_addresses(workflow, plan, run_store.uri), folder)
         check_cluster(submission, cluster)
         found[str(plan.step)] = submission
     # A step that has its result has no job in this attempt, and nothing waits for it.
     steps = {str(plan.step): [it for it in plan.after if it in found] for plan in plans}
     config_map, job = driver_objects(
-        name, home.uri, number, options, steps, {step: _job(it) for step, it in found.items()}
+        name, run_store.uri, number, options, steps, {step: _job(it) for step, it in found.items()}
     )
     if issues := [it for manifest in (config_map, job) for it in manifest_issues(manifest)]:
         raise PlanError(issues)
     _create_account(options.namespace, cluster)
     # First: the driver of an earlier attempt must not start what is prepared here.
-    remove_driver(home.uri, cluster, options.namespace, name)
+    remove_driver(run_store.uri, cluster, options.namespace, name)
     for submission in found.values():
-        place_inputs(submission, cluster)
+        upload_inputs(submission, cluster)
     cluster.put_config_map(config_map)
-    created = create_once(cluster, job, home.uri, number)
+    created = create_once(cluster, job, run_store.uri, number)
     own_config_maps(cluster, [config_map, *(it.request["manifests"][0] for it in found.values())], created)
     native_id = names.native_id(cluster.name, options.namespace, name)
     # The attempt was claimed with the cluster and namespace from before a change that it makes.
-    home.update(lambda held: _at(held, number, native_id))
-    say(
+    run_store.update(lambda held: _at(held, number, native_id))
+    echo(
         f"created the Job {name} in {options.namespace} of {cluster.name}, which starts the steps {', '.join(found)}",
-        f"follow it with: sm-llm logs -f {quoted(home.uri)}",
+        f"follow it with: sm-llm logs -f {quoted(run_store.uri)}",
         err=True,
     )
     return native_id
@@ -157,20 +157,20 @@ def remove_driver(uri: str, cluster: KubernetesCluster, namespace: str, name: st
     cluster.await_deleted(_DRIVER, namespace, name, _END_SECONDS)
 
 
-def above(home: RunStore, record: RunRecord) -> RunRecord | None:
-    """The record of the workflow that the run at ``home`` is a step of; None for a run of its own."""
-    place, _, step = home.uri.rpartition("/")
-    place, _, folder = place.rpartition("/")
+def above(run_store: RunStore, record: RunRecord) -> RunRecord | None:
+    """The record of the workflow that the run at ``run_store`` is a step of; None for a run of its own."""
+    parent, _, step = run_store.uri.rpartition("/")
+    parent, _, folder = parent.rpartition("/")
     if folder != STEPS or not record.run_id.endswith(f"-{step}"):
         return None
-    workflow = find_home(place)
+    workflow = find_run_store(parent)
     found = workflow.record() if workflow.exists() else None
     # A folder may be called like that of steps by chance.
     is_step = found is not None and "steps" in found.spec and step_run_id(found.run_id, step) == record.run_id
     return found if is_step else None
 
 
-def adopted(home: RunStore, record: RunRecord, workflow: RunRecord, cluster: KubernetesCluster) -> RunRecord:
+def adopted(run_store: RunStore, record: RunRecord, workflow: RunRecord, cluster: KubernetesCluster) -> RunRecord:
     """The record of a step, with the attempt whose job the driver has created since."""
     last = record.attempts[-1] if record.attempts else None
     if last is not None and (last.state is None or last.state.is_completed):
@@ -178,16 +178,16 @@ def adopted(home: RunStore, record: RunRecord, workflow: RunRecord, cluster: Kub
     namespace, name = str(record.spec["backend"].get("namespace", "default")), names.object_name(record.run_id)
     number = record.next_attempt
     job = cluster.job(kind_of(record), namespace, name)
-    if job is None or not is_of(job, home.uri, number):
+    if job is None or not is_of(job, run_store.uri, number):
         return record
     native_id = names.native_id(cluster.name, namespace, name)
     attempt = Attempt.claim(number, native_id, RunPaths.request_key(number))
     # A clock that is behind must not make it a step of the attempt before.
     attempt = attempt.model_copy(update={"started": max(attempt.started, workflow.attempts[-1].started)})
     with suppress(LaunchRefused, SubmitError):  # somebody else who describes the step has done it
-        home.claim(attempt)
-    home.update(lambda held: held if held.attempt(number) is not None else held.with_attempt(attempt))
-    return home.record()
+        run_store.claim(attempt)
+    run_store.update(lambda held: held if held.attempt(number) is not None else held.with_attempt(attempt))
+    return run_store.record()
 
 
 def unbegun(record: RunRecord, workflow: RunRecord) -> NativeState | None:
@@ -209,7 +209,7 @@ def _has_begun(record: RunRecord, workflow: RunRecord) -> bool:
 
 
 def state_of(
-    home: RunStore, record: RunRecord, cluster: KubernetesCluster, describe: Callable[[RunStore], NativeState]
+    run_store: RunStore, record: RunRecord, cluster: KubernetesCluster, describe: Callable[[RunStore], NativeState]
 ) -> NativeState:
     """The state of the newest attempt in a workflow's ``record``, from its steps' jobs; settled once all have ended.
 
@@ -219,26 +219,26 @@ def state_of(
     _, namespace, name = parts(last.native_id)
     # Before the steps: once it has ended, it starts none any more.
     driver = cluster.job(_DRIVER, namespace, name)
-    if driver is not None and not is_of(driver, home.uri, last.number):
+    if driver is not None and not is_of(driver, run_store.uri, last.number):
         driver = None
     found: dict[str, NativeState] = {}
     for step in record.spec["steps"]:
-        place = home.below(STEPS, step)
-        if place.exists() and _has_begun(adopted(place, place.record(), record, cluster), record):
-            found[step] = describe(place)
+        step_store = run_store.below(STEPS, step)
+        if step_store.exists() and _has_begun(adopted(step_store, step_store.record(), record, cluster), record):
+            found[step] = describe(step_store)
     if (native := alive(found)) is not None:
         return native
     if driver is None:
         if not found and abs(time.time() - last.started) < STARTING_SECONDS:
             return NativeState(RunState.PENDING, "its driver is being created")
-        return settled(home, record, last, found, "it was never started")
+        return settled(run_store, record, last, found, "it was never started")
     pods = cluster.pods(namespace, name)
     if not _has_ended(driver):
         words = next((it for it in map(pod_problem, pods) if it is not None), None)
         return NativeState(
             RunState.PENDING, f"its driver: {words.detail}" if words else "its next step is about to begin"
         )
-    return settled(home, record, last, found, f"it was never started{_why(driver, pods)}")
+    return settled(run_store, record, last, found, f"it was never started{_why(driver, pods)}")
 
 
 def _has_ended(driver: Mapping[str, Any]) -> bool:
@@ -259,16 +259,16 @@ def _why(driver: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> str:
 
 
 def stop(
-    home: RunStore, record: RunRecord, cluster: KubernetesCluster, describe: Callable[[RunStore], NativeState], *,
+    run_store: RunStore, record: RunRecord, cluster: KubernetesCluster, describe: Callable[[RunStore], NativeState], *,
     now: bool,
 ) -> None:  # fmt: skip
     """Delete the driver, so that no step begins any more, and ask those that run to stop; with ``now`` delete them."""
     _, namespace, name = parts(record.attempts[-1].native_id)
-    remove_driver(home.uri, cluster, namespace, name)
+    remove_driver(run_store.uri, cluster, namespace, name)
     for step in record.spec["steps"]:
-        place = home.below(STEPS, step)
-        if not place.exists():
+        step_store = run_store.below(STEPS, step)
+        if not step_store.exists():
             continue
-        own = adopted(place, place.record(), record, cluster)
-        if _has_begun(own, record) and not describe(place).state.is_final:
-            stop_job(place, own, own.attempts[-1], cluster, now=now)
+        own = adopted(step_store, step_store.record(), record, cluster)
+        if _has_begun(own, record) and not describe(step_store).state.is_final:
+            stop_job(step_store, own, own.attempts[-1], cluster, now=now)

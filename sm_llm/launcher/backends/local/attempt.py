@@ -19,11 +19,11 @@ from sm_llm.launcher.backends.local.contract import EMULATED, emulated
 from sm_llm.launcher.backends.local.evidence import evidence
 from sm_llm.launcher.backends.local.store_heartbeat import store_tasks
 from sm_llm.launcher.job_inputs import absolute_inputs, input_manifests
-from sm_llm.package import HOME
+from sm_llm.package import PACKAGE_PARENT
 from sm_llm.runs.events.events import AttemptEnded, EventWriter
 from sm_llm.runs.outcome import Outcome, with_end
 from sm_llm.runs.replication.periodic_task import CLOSE_SECONDS
-from sm_llm.runs.results import link_result, result_place
+from sm_llm.runs.results import link_result, result_location
 from sm_llm.runs.run_lock import hold
 from sm_llm.runs.run_paths import ContainerPaths, RunPaths
 from sm_llm.runs.run_record import Attempt, RunRecord
@@ -46,7 +46,7 @@ STOP_MARGIN_SECONDS = 10.0
 
 
 def run_attempt(
-    home: RunStore,
+    run_store: RunStore,
     interrupts: processes.Interrupts,
     *,
     environ: Mapping[str, str] = os.environ,
@@ -59,10 +59,10 @@ def run_attempt(
     ``on_started`` is called once the run's lock is held and the attempt is in the record. ``quiet`` makes this
     process's other threads wait, while it is forked. ``folder`` is what relative inputs are relative to.
     """
-    paths = home.paths
+    paths = run_store.paths
     job = JobFile.read(paths.job_file)
-    with recorded(home, job.attempt, on_started, folder) as recording:
-        home.update(lambda record: with_facts(record, paths, job))
+    with recorded(run_store, job.attempt, on_started, folder) as recording:
+        run_store.update(lambda record: with_facts(record, paths, job))
         request = json.loads(request_file(paths, job.attempt).read_text(encoding="utf-8"))
         # A supervisor that was killed has left the scratch folders of its attempt.
         for earlier in range(1, job.attempt):
@@ -73,8 +73,8 @@ def run_attempt(
         ended = _run_nodes(paths, job, request, interrupts, environ, [quiet, recording.quiet])
         # A stop that was asked for after a node had failed is not what ended the attempt.
         found = evidence(paths, job, ended, interrupted=interrupts.count > 0 and not ended.failed_unasked)
-        outcome = judge(home, job.run_id, job.attempt, found)
-        link_result(home, result_place(home, job.run_id))
+        outcome = judge(run_store, job.run_id, job.attempt, found)
+        link_result(run_store, result_location(run_store, job.run_id))
         clear_scratch(paths, job.attempt)  # first: a full disk has no space for the record
         recording.end(outcome)
     return outcome
@@ -91,8 +91,10 @@ def _lay_out(paths: RunPaths, job: JobFile, request: Mapping[str, Any], node: in
 class Recording:
     """An attempt that is in the run's record, until ``end``."""
 
-    def __init__(self, home: RunStore, opened: Attempt, periodics: Sequence[PeriodicTask], folder: Path | None) -> None:
-        self._home = home
+    def __init__(
+        self, run_store: RunStore, opened: Attempt, periodics: Sequence[PeriodicTask], folder: Path | None
+    ) -> None:
+        self._run_store = run_store
         self._folder = folder
         self._opened = opened
         self._periodics = periodics
@@ -110,7 +112,7 @@ class Recording:
         """Record the end: in the event log first, so that whoever reads of it in the record finds all events."""
         self._outcome = outcome
         number = self._opened.number
-        events = EventWriter(self._home.paths.event_file(number, "launcher"), number)
+        events = EventWriter(self._run_store.paths.event_file(number, "launcher"), number)
         events.write(AttemptEnded(outcome.state.value, outcome.reason, outcome.rank))
         events.close()
         self.close()
@@ -128,10 +130,10 @@ class Recording:
         return True
 
     def _record(self, outcome: Outcome) -> None:
-        paths = self._home.paths
-        ended = with_end(self._home.record(), paths, self._opened, outcome)
+        paths = self._run_store.paths
+        ended = with_end(self._run_store.record(), paths, self._opened, outcome)
         _restore_job_file(paths, ended, self._folder)  # before anybody reads of the end
-        record_outcome(self._home, self._opened, outcome)
+        record_outcome(self._run_store, self._opened, outcome)
 
     def close(self) -> None:
         """Store what is left, while the run still counts as running."""
@@ -154,7 +156,7 @@ def _restore_job_file(paths: RunPaths, record: RunRecord, folder: Path | None) -
 
 @contextmanager
 def recorded(
-    home: RunStore, number: int, on_started: Callable[[], None], folder: Path | None = None
+    run_store: RunStore, number: int, on_started: Callable[[], None], folder: Path | None = None
 ) -> Iterator[Recording]:
     """Hold the run's lock and keep its record true around one attempt: opened here, ended by what it yields.
 
@@ -163,12 +165,14 @@ def recorded(
     # The supervisor's own process id, by which other processes signal it.
     opened = Attempt.claim(number, str(os.getpid()))
     # The lock comes first: from here on everybody sees a run that is alive.
-    with hold(home.root):
-        home.hold_originals(number)
-        home.paths.stop_file.unlink(missing_ok=True)  # it asked an earlier attempt
-        home.update(lambda record: record.with_attempt(opened))
+    with hold(run_store.root):
+        run_store.hold_originals(number)
+        run_store.paths.stop_file.unlink(missing_ok=True)  # it asked an earlier attempt
+        run_store.update(lambda record: record.with_attempt(opened))
         on_started()
-        recording = Recording(home, opened, [periodic.start() for periodic in store_tasks(home, number)], folder)
+        recording = Recording(
+            run_store, opened, [periodic.start() for periodic in store_tasks(run_store, number)], folder
+        )
         try:
             yield recording
         except Exception as error:
@@ -238,8 +242,8 @@ def python_path(environ: Mapping[str, str]) -> dict[str, str]:
     absolute, since processes of a run work in other folders.
     """
     own = [os.path.abspath(entry) for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    home = HOME
+    parent = PACKAGE_PARENT
     installed = {Path(folder).resolve() for folder in [*site.getsitepackages(), site.getusersitepackages()]}
-    if home in installed or home.name == "site-packages":
+    if parent in installed or parent.name == "site-packages":
         return {"PYTHONPATH": os.pathsep.join(own)} if "PYTHONPATH" in environ else {}
-    return {"PYTHONPATH": os.pathsep.join([str(home), *own])}
+    return {"PYTHONPATH": os.pathsep.join([str(parent), *own])}

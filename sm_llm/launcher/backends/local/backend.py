@@ -16,14 +16,14 @@ from sm_llm.launcher.backend import NativeJob, NativeState, Submission
 from sm_llm.launcher.backends.local.container import LOOPBACK, PORT, entry_script, node_environment, rank_logs
 from sm_llm.launcher.backends.local.contract import EMULATED, emulated
 from sm_llm.launcher.job_inputs import rendered
-from sm_llm.launcher.planning.local_places import local_folder
+from sm_llm.launcher.planning.local_paths import local_folder
 from sm_llm.launcher.planning.plan import Checks
 from sm_llm.launcher.planning.program_checks import local_program_issues
 from sm_llm.optional import missing
 from sm_llm.runs.run_paths import STEPS, RunPaths, step_run_id
 from sm_llm.runs.run_store import local_root
 from sm_llm.spec.backends.local import LocalOptions
-from sm_llm.spec.inputs import FileSystemInput, input_place
+from sm_llm.spec.inputs import FileSystemInput, input_location
 from sm_llm.spec.machines.machine import Machine, this_machine
 from sm_llm.spec.machines.neuron_releases import installed_packages, release_problem
 from sm_llm.spec.references import sources
@@ -143,12 +143,12 @@ class LocalBackend:
         return ",".join(self.machine.gpus[node * count : (node + 1) * count])
 
     def starting(
-        self, home: RunStore, number: int, submission: Submission | None = None
+        self, run_store: RunStore, number: int, submission: Submission | None = None
     ) -> AbstractContextManager[Attempt]:
         """Hold the run's starting lock; the supervisor gives the attempt its native id."""
         from sm_llm.launcher.backends.local.local_run import starting
 
-        return starting(home, number)
+        return starting(run_store, number)
 
     def submit(self, submission: Submission) -> str:
         """Start the detached supervisor; the native id is its process id."""
@@ -156,11 +156,11 @@ class LocalBackend:
 
         return start(submission)
 
-    def submit_workflow(self, home: RunStore, attempt: int) -> str:
+    def submit_workflow(self, run_store: RunStore, attempt: int) -> str:
         """Start one detached supervisor, which runs the steps in turn; the native id is its process id."""
         from sm_llm.launcher.backends.local.local_run import start_supervisor
 
-        return start_supervisor(home, attempt)
+        return start_supervisor(run_store, attempt)
 
     def render_workflow(
         self, workflow: WorkflowSpec, plans: Sequence[Plan], run_id: str, run_uri: str
@@ -168,33 +168,35 @@ class LocalBackend:
         """One submission per step, whose run will lie below the workflow's."""
         del workflow
         steps = [str(plan.step) for plan in plans]
-        places = [(step_run_id(run_id, step), join(run_uri, STEPS, step)) for step in steps]
-        return [rendered(plan, *place) for plan, place in zip(plans, places, strict=True)]
+        locations = [(step_run_id(run_id, step), join(run_uri, STEPS, step)) for step in steps]
+        return [rendered(plan, *location) for plan, location in zip(plans, locations, strict=True)]
 
-    def step_home(self, home: RunStore, step: str) -> RunStore:
+    def step_run_store(self, run_store: RunStore, step: str) -> RunStore:
         """A folder below the workflow's."""
-        return home.below(STEPS, step)
+        return run_store.below(STEPS, step)
 
-    def describe(self, home: RunStore) -> NativeState:
+    def describe(self, run_store: RunStore) -> NativeState:
         """The state of a local run, from its record, its lock and its final commit."""
         from sm_llm.launcher.backends.local.local_run import state as state_of
 
-        state, reason = state_of(home)
+        state, reason = state_of(run_store)
         return NativeState(state, reason or "")
 
-    def logs(self, home: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
+    def logs(
+        self, run_store: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]
+    ) -> Iterator[str]:
         """Wanted lines of all nodes, rank 0's node first; then new ones while ``still_running``."""
         from sm_llm.launcher.observe.logs import fresh_logs
 
-        return fresh_logs(home, attempt, still_running, wanted)
+        return fresh_logs(run_store, attempt, still_running, wanted)
 
-    def stop(self, home: RunStore, attempt: Attempt, *, now: bool = False) -> None:
+    def stop(self, run_store: RunStore, attempt: Attempt, *, now: bool = False) -> None:
         """Signal the supervisor, which passes it on to every node; from another machine, leave a stop file."""
         from sm_llm.launcher.backends.local.local_run import stop
 
         pid = attempt.native_id
         # A claim has no process yet, and 0 is never the id of a supervisor.
-        stop(home, int(pid) if pid.isascii() and pid.isdigit() else 0, now=now)
+        stop(run_store, int(pid) if pid.isascii() and pid.isdigit() else 0, now=now)
 
     def parse_native(self, text: str) -> NativeJob | None:
         """``local://HOST/PROCESS``, of an attempt's supervisor."""
@@ -284,8 +286,10 @@ def check_packages(here: Here) -> Iterator[Issue]:
         needed["task.data.format"] = ("datasets",)
     if job.task.kind == "train" and job.task.precision.compute == "fp8":
         needed["task.precision.compute"] = ("torchao",)
-    places = {"storage": job.storage, **{f"inputs.{name}": input_place(it) for name, it in job.inputs.items()}}
-    needed |= {path: ("boto3", "botocore") for path, place in {**places, **sources(job)}.items() if is_s3(place)}
+    locations = {"storage": job.storage, **{f"inputs.{name}": input_location(it) for name, it in job.inputs.items()}}
+    needed |= {
+        path: ("boto3", "botocore") for path, location in {**locations, **sources(job)}.items() if is_s3(location)
+    }
     for path, modules in needed.items():
         if (lack := missing(*modules)) is not None:
             yield Issue("local-package-missing", path, lack)
@@ -299,9 +303,11 @@ def check_program(here: Here) -> Iterator[Issue]:
 def check_inputs(here: Here) -> Iterator[Issue]:
     """Inputs that should be on this machine and are not: a program would find an empty channel, or none."""
     for name, value in here.job.inputs.items():
-        folder = None if isinstance(value, FileSystemInput) else local_folder(input_place(value))
+        folder = None if isinstance(value, FileSystemInput) else local_folder(input_location(value))
         if folder is not None and not folder.exists():
-            yield Issue("local-input-not-found", f"inputs.{name}", "is not there", input_place(value), "Check the path")
+            yield Issue(
+                "local-input-not-found", f"inputs.{name}", "is not there", input_location(value), "Check the path"
+            )
 
 
 def check_input_contents(here: Here) -> Iterator[Issue]:
@@ -309,13 +315,13 @@ def check_input_contents(here: Here) -> Iterator[Issue]:
     if here.job.task.kind != "script":
         return
     for name, value in here.job.inputs.items():
-        folder = None if isinstance(value, FileSystemInput) else local_folder(input_place(value))
-        path, place = f"inputs.{name}", input_place(value)
+        folder = None if isinstance(value, FileSystemInput) else local_folder(input_location(value))
+        path, location = f"inputs.{name}", input_location(value)
         if folder is not None and folder.is_file():
             message = "is a file: the program gets its address, where SageMaker gives it a folder with the file in it"
-            yield warning("local-input-is-file", path, message, place)
+            yield warning("local-input-is-file", path, message, location)
         elif folder is not None and folder.is_dir() and not _holds_file(folder):
-            yield warning("local-input-empty", path, "holds no file", place)
+            yield warning("local-input-empty", path, "holds no file", location)
 
 
 def _holds_file(folder: Path) -> bool:
@@ -328,15 +334,15 @@ def _holds_file(folder: Path) -> bool:
 def check_secrets(here: Here) -> Iterator[Issue]:
     """Secrets that this machine does not hold: what is not set in this shell, what is not there, a pod's."""
     for name, reference in here.job.secrets.items():
-        path, (kind, _, place) = f"secrets.{name}", reference.partition(":")
+        path, (kind, _, location) = f"secrets.{name}", reference.partition(":")
         if kind == "k8s":
             problem = "a secret of Kubernetes cannot be read on this machine"
             remedy = "Use env:, file:, secretsmanager: or ssm:"
             yield Issue("local-secret-of-kubernetes", path, problem, reference, remedy)
-        elif kind == "env" and not {**os.environ, **here.job.environment}.get(place):
-            problem, remedy = "is not set in this shell, which the job inherits", f"export {quoted(place)}=..."
+        elif kind == "env" and not {**os.environ, **here.job.environment}.get(location):
+            problem, remedy = "is not set in this shell, which the job inherits", f"export {quoted(location)}=..."
             yield Issue("local-secret-variable-unset", path, problem, reference, remedy)
-        elif kind == "file" and not Path(place).expanduser().is_file():
+        elif kind == "file" and not Path(location).expanduser().is_file():
             problem, remedy = "no such file on this machine", "Write the secret there, or name its file"
             yield Issue("local-secret-file-not-found", path, problem, reference, remedy)
 

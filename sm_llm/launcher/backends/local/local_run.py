@@ -1,4 +1,4 @@
-"""Starts, watches and signals local runs: a run's home, its lock and its supervisor process."""
+"""Starts, watches and signals local runs: a run's store, its lock and its supervisor process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.job_file import job_home
+from sm_llm.contract.job_file import job_run_store
 from sm_llm.errors import LaunchRefused, SubmitError
 from sm_llm.launcher.backends.local.attempt import python_path, request_file
 from sm_llm.launcher.backends.local.contract import emulated
@@ -48,80 +48,82 @@ SUPERVISOR = "sm_llm.launcher.backends.local.supervisor"
 def start(submission: Submission) -> str:
     """Write the submission into the run's folder and start its supervisor; returns its process id."""
     write_submission(submission)
-    return start_supervisor(job_home(submission.job), submission.job.attempt)
+    return start_supervisor(job_run_store(submission.job), submission.job.attempt)
 
 
 def write_submission(submission: Submission) -> None:
     """job.json and the request, as the attempt reads them here, and in S3 a copy of both."""
-    home, attempt = job_home(submission.job), submission.job.attempt
-    request = request_file(home.paths, attempt)
+    run_store, attempt = job_run_store(submission.job), submission.job.attempt
+    request = request_file(run_store.paths, attempt)
     write_atomically(request, json.dumps(submission.request, indent=2) + "\n")
-    submission.job.write(home.paths.job_file)
+    submission.job.write(run_store.paths.job_file)
     if (contract := emulated(submission.job.spec)) is not None:
         contract.upload(submission)
-    home.keep(request)
-    home.keep(home.paths.job_file)
+    run_store.keep(request)
+    run_store.keep(run_store.paths.job_file)
 
 
 @contextmanager
-def starting(home: RunStore, number: int) -> Iterator[Attempt]:
+def starting(run_store: RunStore, number: int) -> Iterator[Attempt]:
     """Hold the run's starting lock around the start of attempt ``number``, which is given as it is to be claimed.
 
     Raises ``LaunchRefused`` if the run is alive or is just being started, here or elsewhere.
     """
-    assert_own_folder(home)
-    with run_lock.starting(home.root) as mine:
-        record = home.record()
-        if not mine or _is_alive_here(home, record) or is_alive_elsewhere(home, record):
-            raise LaunchRefused(running_message(home, record))
-        home.beat(number)  # before the claim: whoever sees the claim shall find it alive
+    assert_own_folder(run_store)
+    with run_lock.starting(run_store.root) as mine:
+        record = run_store.record()
+        if not mine or _is_alive_here(run_store, record) or is_alive_elsewhere(run_store, record):
+            raise LaunchRefused(running_message(run_store, record))
+        run_store.beat(number)  # before the claim: whoever sees the claim shall find it alive
         yield Attempt.claim(number)
 
 
-def _is_alive_here(home: RunStore, record: RunRecord) -> bool:
+def _is_alive_here(run_store: RunStore, record: RunRecord) -> bool:
     """Whether a process of the run is alive on this machine; one that has recorded its end is given time to go."""
     deadline = time.monotonic() + (LEAVE_SECONDS if recorded_end(record) else 0)
-    while is_anyone_alive(home.root):
+    while is_anyone_alive(run_store.root):
         if time.monotonic() >= deadline:
             return True
         time.sleep(_POLL_SECONDS)
     return False
 
 
-def is_alive_elsewhere(home: RunStore, record: RunRecord) -> bool:
+def is_alive_elsewhere(run_store: RunStore, record: RunRecord) -> bool:
     """Whether an attempt that another machine runs has given a sign of life lately."""
     last = record.attempts[-1] if record.attempts else None
-    if last is None or last.state is not None or home.has_originals(last.number):
+    if last is None or last.state is not None or run_store.has_originals(last.number):
         return False  # on a folder, and here, the lock decides
     if last.is_claim and last.host == socket.gethostname():
         return False  # a launch on this machine has got no further
-    quiet = home.silence()
+    quiet = run_store.silence()
     return quiet is not None and quiet < SILENT_SECONDS
 
 
-def running_message(home: RunStore, record: RunRecord) -> str:
+def running_message(run_store: RunStore, record: RunRecord) -> str:
     """The message for a start of a run that is running."""
     last = record.attempts[-1] if record.attempts else None
     pid = last.native_id if last is not None and last.native_id else "unknown"
     elsewhere = f" on {last.host}" if last is not None and last.host not in (None, socket.gethostname()) else ""
-    grace = f" If that machine is gone, its silence is noticed after {SILENT_SECONDS:.0f} s." if home.is_remote else ""
+    grace = (
+        f" If that machine is gone, its silence is noticed after {SILENT_SECONDS:.0f} s." if run_store.is_remote else ""
+    )
     return (
         f"{record.run_id} is running already (process {pid}{elsewhere}).{grace} Follow it with: "
-        f"sm-llm logs {quoted(home.uri)} --follow, or start another run of the same specification with --new"
+        f"sm-llm logs {quoted(run_store.uri)} --follow, or start another run of the same specification with --new"
     )
 
 
-def start_supervisor(home: RunStore, attempt: int) -> str:
+def start_supervisor(run_store: RunStore, attempt: int) -> str:
     """Start the detached supervisor of a claimed attempt; returns its process id once it holds the run's lock.
 
     It works where this process does; the folder of relative inputs is data, nothing runs there. Raises ``SubmitError``
     if the supervisor ends at once.
     """
-    return _spawn(home, attempt, launch_folder(home, home.record()) or Path.cwd())
+    return _spawn(run_store, attempt, launch_folder(run_store, run_store.record()) or Path.cwd())
 
 
-def _spawn(home: RunStore, attempt: int, folder: Path) -> str:
-    log = home.paths.logs(attempt) / "supervisor.log"
+def _spawn(run_store: RunStore, attempt: int, folder: Path) -> str:
+    log = run_store.paths.logs(attempt) / "supervisor.log"
     make_folders(log.parent)
     # The supervisor reports through a pipe that it holds the lock. If it dies, the pipe closes, so the read cannot
     # hang.
@@ -129,7 +131,7 @@ def _spawn(home: RunStore, attempt: int, folder: Path) -> str:
     try:
         with open(log, "ab", opener=opener) as output:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", SUPERVISOR, home.uri, str(writer), _options(home), str(folder)],
+                [sys.executable, "-P", "-m", SUPERVISOR, run_store.uri, str(writer), _options(run_store), str(folder)],
                 env={**os.environ, **python_path(os.environ)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -150,76 +152,76 @@ def _spawn(home: RunStore, attempt: int, folder: Path) -> str:
     if not ready:
         process.wait()
         cause = "\n".join(last_lines(log, 20)) or f"exit code {process.returncode}"
-        raise SubmitError(f"{home.uri}: the run's supervisor could not start:\n{cause}")
+        raise SubmitError(f"{run_store.uri}: the run's supervisor could not start:\n{cause}")
     return str(process.pid)
 
 
-def _options(home: RunStore) -> str:
-    return json.dumps(asdict(home.options) if home.options is not None else {})
+def _options(run_store: RunStore) -> str:
+    return json.dumps(asdict(run_store.options) if run_store.options is not None else {})
 
 
-def state(home: RunStore) -> tuple[RunState, str | None]:
+def state(run_store: RunStore) -> tuple[RunState, str | None]:
     """The state of a run and its reason. A record left open by a killed supervisor is completed by what is true.
 
     An attempt that ends, or begins, between the read of the record and the search for its processes has changed the
     record, which is then read anew.
     """
-    if home.is_remote and is_anyone_alive(home.root):
+    if run_store.is_remote and is_anyone_alive(run_store.root):
         return RunState.RUNNING, None  # without asking the store: whoever watches it here can do without
-    record = home.record()
+    record = run_store.record()
     while (end := recorded_end(record)) is None:
-        found = _current_state(home, record)
-        if found[0] is RunState.RUNNING or (now := home.record()).attempts == record.attempts:
+        found = _current_state(run_store, record)
+        if found[0] is RunState.RUNNING or (now := run_store.record()).attempts == record.attempts:
             return found
         record = now
     return end.state, end.reason
 
 
-def _current_state(home: RunStore, record: RunRecord) -> tuple[RunState, str | None]:
+def _current_state(run_store: RunStore, record: RunRecord) -> tuple[RunState, str | None]:
     """The state of a run whose record holds no end, from its processes and what it has published."""
     last = record.attempts[-1] if record.attempts else None
-    if is_anyone_alive(home.root) or is_alive_elsewhere(home, record):
+    if is_anyone_alive(run_store.root) or is_alive_elsewhere(run_store, record):
         return (RunState.RUNNING if last else RunState.PENDING), None
     if last is None:
         return RunState.PENDING, unstarted(record, time.time())
-    if last.is_claim and is_starting(home.root):
+    if last.is_claim and is_starting(run_store.root):
         return RunState.PENDING, None
     # A supervisor that was killed after the publication has left a result without an end in the record.
-    if "steps" not in record.spec and has_final(home, record.run_id):
+    if "steps" not in record.spec and has_final(run_store, record.run_id):
         return RunState.COMPLETED, None
     return RunState.INTERRUPTED, "its processes were killed"
 
 
-def signal_supervisor(home: RunStore, pid: int, number: signal.Signals = signal.SIGTERM) -> None:
+def signal_supervisor(run_store: RunStore, pid: int, number: signal.Signals = signal.SIGTERM) -> None:
     """Signal the supervisor of a run. Raises ``SubmitError`` if process ``pid`` is not it (any more)."""
-    if not is_supervisor(home, pid):
+    if not is_supervisor(run_store, pid):
         raise SubmitError(
-            f"{home.uri}: process {pid} is not this run's supervisor; the run is not running on this machine"
+            f"{run_store.uri}: process {pid} is not this run's supervisor; the run is not running on this machine"
         )
     os.kill(pid, number)
 
 
-def stop(home: RunStore, pid: int, *, now: bool = False) -> None:
+def stop(run_store: RunStore, pid: int, *, now: bool = False) -> None:
     """Ask a run to stop, or (``now``) kill it. Raises ``SubmitError`` if its supervisor is not to be found.
 
     From another machine, a stop file or object asks for it; nothing can be killed from there.
     """
-    last = home.record().attempts[-1]
-    if _runs_elsewhere(home, last, pid):
+    last = run_store.record().attempts[-1]
+    if _runs_elsewhere(run_store, last, pid):
         if now:
-            raise SubmitError(f"{home.uri}: it runs on {last.host} and can be killed only there")
-        home.request_stop(last.number)
+            raise SubmitError(f"{run_store.uri}: it runs on {last.host} and can be killed only there")
+        run_store.request_stop(last.number)
         return
-    signal_supervisor(home, pid)
+    signal_supervisor(run_store, pid)
     if now:
-        signal_supervisor(home, pid, signal.SIGINT)  # after SIGTERM it kills; in either order
+        signal_supervisor(run_store, pid, signal.SIGINT)  # after SIGTERM it kills; in either order
 
 
-def _runs_elsewhere(home: RunStore, attempt: Attempt, pid: int) -> bool:
-    if not home.has_originals(attempt.number):
+def _runs_elsewhere(run_store: RunStore, attempt: Attempt, pid: int) -> bool:
+    if not run_store.has_originals(attempt.number):
         return True
     # Machines can share a folder, and the folder of copies.
-    return attempt.host not in (None, socket.gethostname()) and not is_supervisor(home, pid)
+    return attempt.host not in (None, socket.gethostname()) and not is_supervisor(run_store, pid)
 
 
 def supervised_run(pid: int) -> str | None:
@@ -233,6 +235,6 @@ def supervised_run(pid: int) -> str | None:
     return arguments[arguments.index(SUPERVISOR) + 1] if SUPERVISOR in arguments[:-1] else None
 
 
-def is_supervisor(home: RunStore, pid: int) -> bool:
+def is_supervisor(run_store: RunStore, pid: int) -> bool:
     """Whether ``pid`` is alive and supervises the run: process ids are used again."""
-    return supervised_run(pid) == home.uri
+    return supervised_run(pid) == run_store.uri

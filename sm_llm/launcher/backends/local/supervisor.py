@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str]) -> int:
     """Supervise the run at ``arguments[0]``; returns the exit code of its final state."""
-    home, descriptor = run_store_at(arguments[0], json.loads(arguments[2])), int(arguments[1])
+    run_store, descriptor = run_store_at(arguments[0], json.loads(arguments[2])), int(arguments[1])
     folder = Path(arguments[3]) if len(arguments) > 3 else Path.cwd()
     # The program of a script job gets the user's own umask back for files elsewhere (docs/security.md).
-    os.environ[UMASK_ENVIRONMENT] = f"{close_to_others(home.root):03o}"
+    os.environ[UMASK_ENVIRONMENT] = f"{close_to_others(run_store.root):03o}"
     interrupts = Interrupts()
     interrupts.install()
     adopt_orphans()
@@ -42,11 +42,11 @@ def main(arguments: Sequence[str]) -> int:
             os.write(descriptor, READY)
         os.close(descriptor)
 
-    if "steps" in home.record().spec:
+    if "steps" in run_store.record().spec:
         from sm_llm.launcher.backends.local.workflow import run_workflow
 
-        return EXIT_CODES[run_workflow(home, interrupts, on_started=ready, folder=folder).state]
-    return EXIT_CODES[run_attempt(home, interrupts, on_started=ready, folder=folder).state]
+        return EXIT_CODES[run_workflow(run_store, interrupts, on_started=ready, folder=folder).state]
+    return EXIT_CODES[run_attempt(run_store, interrupts, on_started=ready, folder=folder).state]
 
 
 if __name__ == "__main__":

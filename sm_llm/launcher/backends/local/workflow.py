@@ -15,7 +15,7 @@ from sm_llm.launcher.job_inputs import absolute_inputs
 from sm_llm.launcher.planning.plan import assert_supported
 from sm_llm.runs.locate import remember_launch
 from sm_llm.runs.outcome import Outcome
-from sm_llm.runs.results import link_result, result_place
+from sm_llm.runs.results import link_result, result_location
 from sm_llm.runs.run_paths import STEPS, step_run_id
 from sm_llm.runs.run_record import RequestedRun
 from sm_llm.runs.run_states import RunState
@@ -31,18 +31,21 @@ if TYPE_CHECKING:
 
 
 def run_workflow(
-    home: RunStore, interrupts: Interrupts, on_started: Callable[[], None] = lambda: None, folder: Path | None = None
+    run_store: RunStore,
+    interrupts: Interrupts,
+    on_started: Callable[[], None] = lambda: None,
+    folder: Path | None = None,
 ) -> Outcome:
     """Run every step that has no published result yet, in order; the first that does not complete ends the workflow.
 
     ``folder`` is what relative inputs are relative to, by default the working directory.
     """
-    record = home.record()
+    record = run_store.record()
     workflow = record.load_spec()
     assert isinstance(workflow, WorkflowSpec)
-    with recorded(home, _attempt(record), on_started) as recording:
-        interrupts.heed(home.paths.stop_file)  # another machine asks by it; a job's own workers look for it
-        outcome = _run_steps(home, record.run_id, workflow, interrupts, recording, folder or Path.cwd())
+    with recorded(run_store, _attempt(record), on_started) as recording:
+        interrupts.heed(run_store.paths.stop_file)  # another machine asks by it; a job's own workers look for it
+        outcome = _run_steps(run_store, record.run_id, workflow, interrupts, recording, folder or Path.cwd())
         recording.end(outcome)
     return outcome
 
@@ -54,26 +57,26 @@ def _attempt(record: RunRecord) -> int:
 
 
 def _run_steps(
-    home: RunStore, run_id: str, workflow: WorkflowSpec, interrupts: Interrupts, recording: Recording, folder: Path
+    run_store: RunStore, run_id: str, workflow: WorkflowSpec, interrupts: Interrupts, recording: Recording, folder: Path
 ) -> Outcome:
     outputs: dict[str, str] = {}
     result = None
     for step in workflow.steps:
-        place, own_id = home.below(STEPS, step), step_run_id(run_id, step)
-        result = result_place(place, own_id) if place.exists() else None
+        step_store, own_id = run_store.below(STEPS, step), step_run_id(run_id, step)
+        result = result_location(step_store, own_id) if step_store.exists() else None
         if result is None:
-            outcome = _run_step(place, own_id, workflow, step, outputs, interrupts, recording, folder)
+            outcome = _run_step(step_store, own_id, workflow, step, outputs, interrupts, recording, folder)
             if not outcome.state.is_completed:
                 return Outcome(outcome.state, f"step {step}: {outcome.reason or outcome.state}", outcome.rank)
-            result = result_place(place, own_id)
+            result = result_location(step_store, own_id)
         outputs[step] = str(result)
-    link_result(home, result)
+    link_result(run_store, result)
     return Outcome(RunState.COMPLETED)
 
 
 def _run_step(
-    home: RunStore, run_id: str, workflow: WorkflowSpec, step: str, outputs: dict[str, str], interrupts: Interrupts,
-    recording: Recording, folder: Path,
+    run_store: RunStore, run_id: str, workflow: WorkflowSpec, step: str, outputs: dict[str, str],
+    interrupts: Interrupts, recording: Recording, folder: Path,
 ) -> Outcome:  # fmt: skip
     from sm_llm.launcher.planner import plan_job
     from sm_llm.spec.job import spec_digest
@@ -88,15 +91,15 @@ def _run_step(
         plan = replace(found, job=job, digest=spec_digest(job))  # in the record, and compared, as it was written
     except SmLlmError as error:
         return Outcome(RunState.FAILED, str(error))
-    if not home.exists():
+    if not run_store.exists():
         record = new_record(
             run_id, plan.job, plan.digest, {}, [plan.to_json()], created=time.time(), folder=folder
         )  # fmt: skip
-        home.create(record)
-        remember_launch(home, record)
-    elif home.record().spec_digest != plan.digest:
+        run_store.create(record)
+        remember_launch(run_store, record)
+    elif run_store.record().spec_digest != plan.digest:
         # The workflow was resumed with changes: the step's record follows.
         asked = RequestedRun(spec=plan.job.model_dump(mode="json"), spec_digest=plan.digest, plan=[plan.to_json()])
-        home.update(lambda record: record.asking(asked))
-    write_submission(build_submission(plan, home, home.record(), folder=folder))
-    return run_attempt(home, interrupts, quiet=recording.quiet, folder=folder)
+        run_store.update(lambda record: record.asking(asked))
+    write_submission(build_submission(plan, run_store, run_store.record(), folder=folder))
+    return run_attempt(run_store, interrupts, quiet=recording.quiet, folder=folder)

@@ -54,14 +54,14 @@ class SageMakerBackend(JobBackend):
         return render(plan, job)
 
     @contextmanager
-    def starting(self, home: RunStore, number: int, submission: Submission | None = None) -> Iterator[Attempt]:
+    def starting(self, run_store: RunStore, number: int, submission: Submission | None = None) -> Iterator[Attempt]:
         """Nothing is held: a claim in S3 is exclusive by itself. A job has its name, and its role is checked."""
         from sm_llm.launcher.backends.sagemaker.jobs.submit import check_role, native_id
         from sm_llm.launcher.submission import assert_ended
         from sm_llm.runs.run_paths import RunPaths
         from sm_llm.runs.run_record import Attempt
 
-        assert_ended(self, home)
+        assert_ended(self, run_store)
         request = RunPaths.request_key(number)
         if submission is None:  # its pipeline is rendered once the run's record has the changes
             yield Attempt.claim(number, request=request)
@@ -73,16 +73,16 @@ class SageMakerBackend(JobBackend):
 
     def submit(self, submission: Submission) -> str:
         """Upload what is missing and create the job; the native id is ``REGION/JOB``."""
-        from sm_llm.contract.job_file import job_home
+        from sm_llm.contract.job_file import job_run_store
         from sm_llm.launcher.backends.sagemaker.jobs.submit import create_job
 
-        return create_job(submission, job_home(submission.job), self.connect(request_region(submission.request)))
+        return create_job(submission, job_run_store(submission.job), self.connect(request_region(submission.request)))
 
-    def submit_workflow(self, home: RunStore, attempt: int) -> str:
+    def submit_workflow(self, run_store: RunStore, attempt: int) -> str:
         """Store the workflow's pipeline and start it; the native id is the execution's ARN."""
         from sm_llm.launcher.backends.sagemaker.pipelines.workflows import start
 
-        return start(home, attempt, self.connect)
+        return start(run_store, attempt, self.connect)
 
     def render_workflow(
         self, workflow: WorkflowSpec, plans: Sequence[Plan], run_id: str, run_uri: str
@@ -93,36 +93,38 @@ class SageMakerBackend(JobBackend):
         del run_id, run_uri
         return submissions(workflow, plans)
 
-    def step_home(self, home: RunStore, step: str) -> RunStore:
+    def step_run_store(self, run_store: RunStore, step: str) -> RunStore:
         """Where the pipeline's definition places the step's run."""
-        from sm_llm.launcher.backends.sagemaker.pipelines.workflows import step_home
+        from sm_llm.launcher.backends.sagemaker.pipelines.workflows import step_run_store
 
-        return step_home(home, step)
+        return step_run_store(run_store, step)
 
-    def open_state(self, home: RunStore, record: RunRecord) -> NativeState:
+    def open_state(self, run_store: RunStore, record: RunRecord) -> NativeState:
         """The state of the run's newest training job, or of a workflow's newest execution."""
         from sm_llm.launcher.backends.sagemaker.jobs import jobs
         from sm_llm.launcher.backends.sagemaker.pipelines import workflows
 
         if workflows.is_execution(record.attempts[-1].native_id):
-            return workflows.state_of(home, record, self.connect)
-        return jobs.state_of(home, record, self.connect)
+            return workflows.state_of(run_store, record, self.connect)
+        return jobs.state_of(run_store, record, self.connect)
 
-    def logs(self, home: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
+    def logs(
+        self, run_store: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]
+    ) -> Iterator[str]:
         """Wanted lines of all hosts, rank 0's first; then new ones while ``still_running``."""
         from sm_llm.launcher.backends.sagemaker.jobs.jobs import logs_of
 
-        return logs_of(home, attempt, wanted, still_running, self.connect)
+        return logs_of(run_store, attempt, wanted, still_running, self.connect)
 
-    def stop(self, home: RunStore, attempt: Attempt, *, now: bool = False) -> None:
+    def stop(self, run_store: RunStore, attempt: Attempt, *, now: bool = False) -> None:
         """Ask the job, or a workflow's execution, to stop; SageMaker gives a job 120 s."""
         from sm_llm.launcher.backends.sagemaker.jobs.jobs import stop_job
         from sm_llm.launcher.backends.sagemaker.pipelines import workflows
 
         if workflows.is_execution(attempt.native_id):
-            workflows.stop(home, attempt.native_id, now=now, connect=self.connect)
+            workflows.stop(run_store, attempt.native_id, now=now, connect=self.connect)
         else:
-            stop_job(home, attempt, now=now, connect=self.connect)
+            stop_job(run_store, attempt, now=now, connect=self.connect)
 
     def emulation(self) -> Emulation:
         """The contract of training jobs on this machine, under SageMaker's own toolkit."""
@@ -136,12 +138,12 @@ class SageMakerBackend(JobBackend):
 
         return role_notes(plan)
 
-    def shell_command(self, home: RunStore, native_id: str, node: int) -> list[str]:
+    def shell_command(self, run_store: RunStore, native_id: str, node: int) -> list[str]:
         """A session of AWS Systems Manager in the container of a node, where the job allows it."""
         from sm_llm.launcher.backends.sagemaker.jobs.remote_shell import session_command
         from sm_llm.launcher.backends.sagemaker.pipelines.workflows import assert_job
 
-        assert_job(home, native_id, "a container")
+        assert_job(run_store, native_id, "a container")
         return session_command(native_id, node, self.connect)
 
     def parse_native(self, text: str) -> NativeJob | None:

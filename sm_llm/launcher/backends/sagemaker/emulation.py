@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.errors import Issue, StorageError
 from sm_llm.launcher.backends.sagemaker.request.request_addresses import channel_issues
-from sm_llm.launcher.planning.local_places import local_folder
+from sm_llm.launcher.planning.local_paths import local_folder
 from sm_llm.launcher.planning.plan import Checks
 from sm_llm.owned import temporary_folder
 from sm_llm.package import PACKAGE
@@ -166,22 +166,22 @@ def _is_distributed(hyperparameters: Mapping[str, str]) -> bool:
     return hyperparameters.get("sagemaker_torch_distributed_enabled") == "true"
 
 
-def _lead_to(place: Path, target: Path) -> None:
+def _lead_to(location: Path, target: Path) -> None:
     """Show a folder of this machine as a channel, or a file in one, without a copy where links work."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    if place.is_file():
+    if location.is_file():
         target.mkdir()
-        target = target / place.name
+        target = target / location.name
     try:
-        target.symlink_to(place)
+        target.symlink_to(location)
     except OSError:
-        (shutil.copytree if place.is_dir() else shutil.copy2)(place, target)
+        (shutil.copytree if location.is_dir() else shutil.copy2)(location, target)
 
 
 def _bring(source: Mapping[str, Any], target: Path, options: Mapping[str, Any], *, is_of_run: bool) -> None:
     if "FileSystemDataSource" in source:
-        place = source["FileSystemDataSource"]
-        raise StorageError(f"{place['FileSystemId']}: a file system of AWS cannot be mounted on this machine")
+        location = source["FileSystemDataSource"]
+        raise StorageError(f"{location['FileSystemId']}: a file system of AWS cannot be mounted on this machine")
     from sm_llm.storage.syncing.sync import sync
 
     uri = source["S3DataSource"]["S3Uri"]

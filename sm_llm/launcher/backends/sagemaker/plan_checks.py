@@ -138,8 +138,8 @@ def _command(job: JobSpec) -> tuple[tuple[str, ...], ...]:
     if not starts_ranks(job.task):
         return tuple(("python", program) for _ in range(nodes))
     first = ("torchrun", "--nnodes", str(nodes), "--nproc_per_node", str(job.compute.processes))
-    place = ("--master_addr", "algo-1", "--master_port", _MASTER_PORT, "--node_rank")
-    return tuple((*first, *((*place, str(node)) if nodes > 1 else ()), program) for node in range(nodes))
+    torchrun = ("--master_addr", "algo-1", "--master_port", _MASTER_PORT, "--node_rank")
+    return tuple((*first, *((*torchrun, str(node)) if nodes > 1 else ()), program) for node in range(nodes))
 
 
 # As long as the end of a real run id, so that limits on lengths are checked with the length they will have.
@@ -170,7 +170,7 @@ def check_decisions(it: Decided) -> Iterator[Issue]:
     yield from it.decisions.issues
 
 
-def check_places(it: Decided) -> Iterator[Issue]:
+def check_locations(it: Decided) -> Iterator[Issue]:
     """Regions, accounts and ARNs that do not fit one another."""
     if (settings := it.decisions.settings) is not None:
         yield from location_issues(it.plan.job, settings)
@@ -241,7 +241,7 @@ def check_request_use(it: Decided) -> Iterator[Issue]:
 BACKEND_CHECKERS: tuple[Checker[Decided], ...] = (
     check_job_rules,
     check_decisions,
-    check_places,
+    check_locations,
     check_account,
     check_unusable_settings,
     check_disk_and_time,

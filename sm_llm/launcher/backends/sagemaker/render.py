@@ -16,7 +16,7 @@ from sm_llm.launcher.images.images import line_of, lock_text
 from sm_llm.launcher.planning.bundle import SOURCE_FOLDER, make_bundle
 from sm_llm.runs.run_paths import JOB_FILE
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
-from sm_llm.spec.inputs import input_place
+from sm_llm.spec.inputs import input_location
 from sm_llm.storage.uri import fill, parse
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def render(plan: Plan, job: JobFile) -> Submission:
     inside = job.model_copy(
         update={
             "spec": seen_from_inside(within, SOURCE_FOLDER if source is not None else None),
-            "channels": {name: input_place(value) for name, value in mounted(spec).items()},
+            "channels": {name: input_location(value) for name, value in mounted(spec).items()},
         }
     )
     given = RunLocation(

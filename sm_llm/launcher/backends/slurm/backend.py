@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sm_llm.spec.job import WorkflowSpec
     from sm_llm.spec.loading.overrides import Override
 
-_NATIVE = re.compile(rf"slurm://(?P<place>.+)/(?P<jobs>[0-9]+(?:{SEPARATOR}[0-9]+)*)")
+_NATIVE = re.compile(rf"slurm://(?P<location>.+)/(?P<jobs>[0-9]+(?:{SEPARATOR}[0-9]+)*)")
 
 
 def _cluster(ssh_host: str | None) -> Cluster:
@@ -73,12 +73,12 @@ class SlurmBackend(JobBackend):
         announce(submission.job, job_id, cluster)
         return native_id(options.ssh_host, job_id)
 
-    def submit_workflow(self, home: RunStore, attempt: int) -> str:
+    def submit_workflow(self, run_store: RunStore, attempt: int) -> str:
         """Submit all steps, each behind those that it reads from; the native id is ``PLACE/JOB,JOB``."""
         from sm_llm.launcher.backends.slurm.workflows import start
 
         del attempt  # each step has attempts of its own
-        return start(home, self.connect)
+        return start(run_store, self.connect)
 
     def render_workflow(
         self, workflow: WorkflowSpec, plans: Sequence[Plan], run_id: str, run_uri: str
@@ -88,41 +88,43 @@ class SlurmBackend(JobBackend):
 
         return submissions(workflow, plans, run_id, run_uri)
 
-    def step_home(self, home: RunStore, step: str) -> RunStore:
+    def step_run_store(self, run_store: RunStore, step: str) -> RunStore:
         """A folder below the workflow's."""
-        return home.below(STEPS, step)
+        return run_store.below(STEPS, step)
 
-    def open_state(self, home: RunStore, record: RunRecord) -> NativeState:
+    def open_state(self, run_store: RunStore, record: RunRecord) -> NativeState:
         """The state of the run's newest job; of a workflow those of its steps together."""
         from sm_llm.launcher.backends.slurm import jobs
 
         if "steps" in record.spec:
             from sm_llm.launcher.backends.slurm import workflows
 
-            return workflows.state_of(home, record, self.describe)
+            return workflows.state_of(run_store, record, self.describe)
         is_claim = record.attempts[-1].is_claim
-        return (jobs.state_of_claim if is_claim else jobs.state_of)(home, record, self._cluster_of(record))
+        return (jobs.state_of_claim if is_claim else jobs.state_of)(run_store, record, self._cluster_of(record))
 
     # A job whose launcher did not come to record it is found by the folder of its attempt.
     claim_state = open_state
 
-    def logs(self, home: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
+    def logs(
+        self, run_store: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]
+    ) -> Iterator[str]:
         """Wanted lines of all nodes, rank 0's node first, over all restarts; then new ones while ``still_running``."""
         from sm_llm.launcher.backends.slurm.jobs import logs_of
 
-        record = home.record()
-        return logs_of(home, record, attempt, wanted, still_running, self._cluster_of(record))
+        record = run_store.record()
+        return logs_of(run_store, record, attempt, wanted, still_running, self._cluster_of(record))
 
-    def stop(self, home: RunStore, attempt: Attempt, *, now: bool = False) -> None:
+    def stop(self, run_store: RunStore, attempt: Attempt, *, now: bool = False) -> None:
         """Ask the job to save and stop; one that waits, or with ``now`` any, is cancelled."""
         from sm_llm.launcher.backends.slurm.jobs import stop_job
 
-        record = home.record()
+        record = run_store.record()
         cluster = self._cluster_of(record)
         if "steps" in record.spec:
             from sm_llm.launcher.backends.slurm import workflows
 
-            workflows.stop(home, record, cluster, self.describe, now=now)
+            workflows.stop(run_store, record, cluster, self.describe, now=now)
         else:
             stop_job(record, attempt, cluster, now=now)
 
@@ -164,23 +166,23 @@ class SlurmBackend(JobBackend):
         options = backend_settings(SlurmOptions, overrides, fields)
         return import_image(image, options, self.connect(options.ssh_host), tell)
 
-    def shell_command(self, home: RunStore, native_id: str, node: int) -> list[str]:
+    def shell_command(self, run_store: RunStore, native_id: str, node: int) -> list[str]:
         """A step of its own on a node of the job; with pyxis it is on the node itself, not in the container."""
         from sm_llm.launcher.backends.slurm.jobs import shell_command
 
-        return shell_command(native_id, node, self._cluster_of(home.record()))
+        return shell_command(native_id, node, self._cluster_of(run_store.record()))
 
     def parse_native(self, text: str) -> NativeJob | None:
         """``slurm://HOST/JOB``, or ``slurm://localhost/JOB`` on a login node; of a workflow ``slurm://HOST/JOB,JOB``."""
         match = _NATIVE.fullmatch(text)
         if match is None:
             return None
-        place, job_id = match["place"], match["jobs"]
+        location, job_id = match["location"], match["jobs"]
 
         def find_run() -> str | None:
             if SEPARATOR in job_id:
                 return None  # each of its jobs names the run of its own step
-            row = self.connect(None if place == HERE else place).job(job_id)
+            row = self.connect(None if location == HERE else location).job(job_id)
             # A comment may hold anything; only what has the form of a run's address is taken for one.
             return row.comment if row is not None and row.comment.startswith(("/", "s3://")) else None
 

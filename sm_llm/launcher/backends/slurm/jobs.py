@@ -34,12 +34,12 @@ SUBMIT_SECONDS = 600.0
 
 def split_native(native_id: str) -> tuple[str, str]:
     """``PLACE/JOB`` -> the place and the job's id. Raises ``SubmitError`` for anything else."""
-    place, slash, job_id = native_id.rpartition("/")
+    location, slash, job_id = native_id.rpartition("/")
     if SEPARATOR in job_id:
         raise SubmitError(f"{native_id} are the jobs of a workflow. Name the run of one of its steps")
-    if not (place and slash and job_id.isascii() and job_id.isdigit()):
+    if not (location and slash and job_id.isascii() and job_id.isdigit()):
         raise SubmitError(f"{native_id!r} is not the id of a Slurm job. Expected PLACE/NUMBER")
-    return place, job_id
+    return location, job_id
 
 
 def attempt_folder(record: RunRecord, number: int) -> str:
@@ -47,7 +47,7 @@ def attempt_folder(record: RunRecord, number: int) -> str:
     return ClusterPaths(str(record.spec["backend"]["shared_folder"])).attempt(record.run_id, number)
 
 
-def state_of(home: RunStore, record: RunRecord, cluster: Cluster) -> NativeState:
+def state_of(run_store: RunStore, record: RunRecord, cluster: Cluster) -> NativeState:
     """The state of the newest attempt in ``record``. A job that has ended is settled there, once and for all.
 
     Slurm itself is asked, then its accounting database, then what the job left. What none of them knows is unknown.
@@ -71,22 +71,24 @@ def state_of(home: RunStore, record: RunRecord, cluster: Cluster) -> NativeState
             )
         native = NativeState(RunState.FAILED if ends.outcome["exit_code"] else RunState.COMPLETED)
     # The events hold the cause, so they are brought here before the attempt is judged.
-    home.refresh(f"events/attempt-{last.number}-")
-    return NativeState.of(record_end(home, record, *_reported(home.paths, last.number, native, ends)))
+    run_store.refresh(f"events/attempt-{last.number}-")
+    return NativeState.of(record_end(run_store, record, *_reported(run_store.paths, last.number, native, ends)))
 
 
-def state_of_claim(home: RunStore, record: RunRecord, cluster: Cluster) -> NativeState:
+def state_of_claim(run_store: RunStore, record: RunRecord, cluster: Cluster) -> NativeState:
     """The state of an attempt whose launcher has not recorded its job: the job is found by its folder."""
     last = record.attempts[-1]
     row = cluster.job_in(attempt_folder(record, last.number))
     if row is not None:
         found = last.model_copy(update={"native_id": native_id(record.spec["backend"].get("ssh_host"), row.job_id)})
         # Another process may have recorded the job, or its end, in between.
-        home.update(lambda held: held.with_attempt(found) if last.is_open_in(held) else held)
+        run_store.update(lambda held: held.with_attempt(found) if last.is_open_in(held) else held)
         return native_state(row)
     if abs(time.time() - last.started) < SUBMIT_SECONDS:
         return NativeState(RunState.PENDING, "its job is being submitted")
-    return NativeState.of(record_outcome(home, last, stopped(home, record.run_id, "its job was never submitted")))
+    return NativeState.of(
+        record_outcome(run_store, last, stopped(run_store, record.run_id, "its job was never submitted"))
+    )
 
 
 def _reported(paths: RunPaths, number: int, native: NativeState, ends: Ends) -> tuple[RunState, str, str | None]:
@@ -135,12 +137,12 @@ def shell_command(native: str, node: int, cluster: Cluster) -> list[str]:
 
 
 def logs_of(
-    home: RunStore, record: RunRecord, attempt: int, wanted: LogFilter, still_running: Callable[[], bool],
+    run_store: RunStore, record: RunRecord, attempt: int, wanted: LogFilter, still_running: Callable[[], bool],
     cluster: Cluster,
 ) -> Iterator[str]:  # fmt: skip
     """Wanted lines of an attempt's nodes, rank 0's first; then new ones while ``still_running``, over all restarts."""
-    copy = LogCopy(cluster, attempt_folder(record, attempt), home.paths.logs(attempt))
-    return copied_logs(home.paths, attempt, wanted, copy.pull, still_running)
+    copy = LogCopy(cluster, attempt_folder(record, attempt), run_store.paths.logs(attempt))
+    return copied_logs(run_store.paths, attempt, wanted, copy.pull, still_running)
 
 
 class LogCopy:

@@ -9,7 +9,7 @@ from sm_llm.launcher.backends.slurm.paths import ClusterPaths
 from sm_llm.launcher.backends.slurm.transport import NoAnswer
 from sm_llm.launcher.submission import MayRun, keep_request
 from sm_llm.spec.backends.slurm import SlurmOptions
-from sm_llm.terminal import quoted, say
+from sm_llm.terminal import echo, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,7 @@ def check_cluster(options: SlurmOptions, cluster: Cluster) -> None:
             "backend.retry=requeue"
         )
     if (types := cluster.resource_types) is not None:
-        say(
+        echo(
             f"warning: backend.retry=auto-resume: the cluster configures GRES ({types}), and HyperPod starts no step "
             "of a job with GRES again on other nodes. Use backend.retry=requeue",
             err=True,
@@ -88,7 +88,7 @@ def submit(submission: Submission, cluster: Cluster) -> str:
 
 def announce(job: JobFile, job_id: str, cluster: Cluster) -> None:
     """Print where a submitted job is, and how it is followed."""
-    say(
+    echo(
         f"submitted job {job_id} ({job.spec.compute.instance_count} nodes) through {cluster.transport.where}",
         f"its results will be in {job.run_uri}; follow it with: sm-llm logs -f {quoted(job.run_uri)}",
         err=True,

@@ -11,12 +11,12 @@ from sm_llm.errors import Issue, warning
 from sm_llm.launcher.backends.slurm.paths import IN_CONTAINER
 from sm_llm.launcher.job_inputs import output_folders
 from sm_llm.launcher.planning.bundle import local_source
-from sm_llm.launcher.planning.local_places import local_folder
+from sm_llm.launcher.planning.local_paths import local_folder
 from sm_llm.launcher.planning.plan import Checks
 from sm_llm.launcher.planning.program_checks import module_warnings, program_issues, source_issues
 from sm_llm.launcher.planning.removed_modules import import_warnings
 from sm_llm.spec.backends.slurm import SlurmOptions
-from sm_llm.spec.inputs import FileSystemInput, input_place
+from sm_llm.spec.inputs import FileSystemInput, input_location
 from sm_llm.spec.job_machines import machines
 from sm_llm.spec.references import outputs, patterns, sources
 from sm_llm.spec.tasks import ScriptTask, starts_ranks
@@ -137,7 +137,7 @@ def _devices(job: JobSpec, options: SlurmOptions) -> str:
 
 def _mounts(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
     """Every folder that the specification names, without those that lie below another."""
-    paths = [PurePosixPath(it) for it in dict.fromkeys([*_own_folders(job, options), *_places(job).values()])]
+    paths = [PurePosixPath(it) for it in dict.fromkeys([*_own_folders(job, options), *_locations(job).values()])]
     return tuple(str(it) for it in paths if not any(other in it.parents for other in paths))
 
 
@@ -152,18 +152,18 @@ def _outputs(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
     return tuple(str(it) for it in named if not any(it.is_relative_to(other) for other in own))
 
 
-def _places(job: JobSpec) -> dict[str, str]:
+def _locations(job: JobSpec) -> dict[str, str]:
     """Dotted path -> folder or file of the cluster that the job reads or writes beside its storage."""
-    inputs = {f"inputs.{name}": input_place(value) for name, value in job.inputs.items()}
+    inputs = {f"inputs.{name}": input_location(value) for name, value in job.inputs.items()}
     named = {**_sources_outside_bundle(job), **inputs}
     secrets = {name: it.partition(":")[2] for name, it in job.secrets.items() if it.startswith("file:")}
     named |= {f"secrets.{name}": it for name, it in secrets.items()}
     found: dict[str, str] = {}
-    for path, place in named.items():
+    for path, location in named.items():
         # RUN@STEP is a checkpoint in the folder RUN.
-        folder = local_folder(run_and_step(place)[0])
+        folder = local_folder(run_and_step(location)[0])
         # What is relative and not there may be the name of a model in the hub.
-        if folder is not None and (place.startswith(("/", "~", "file:")) or folder.exists()):
+        if folder is not None and (location.startswith(("/", "~", "file:")) or folder.exists()):
             found[path] = str(folder)
     found |= {path: _fixed_part(it) for path, it in patterns(job).items() if it.startswith("/")}
     return found | {path: str(folder) for path, folder in output_folders(job).items()}
@@ -227,7 +227,7 @@ def check_effects(asked: ClusterRequest) -> Iterator[Issue]:
             yield Issue("slurm-option-without-effect", f"backend.{name}", problem, value, "Leave it out, or set both")
 
 
-def check_places(asked: ClusterRequest) -> Iterator[Issue]:
+def check_locations(asked: ClusterRequest) -> Iterator[Issue]:
     """Places that the nodes do not see, or that pyxis cannot mount."""
     job, options = asked.job, asked.options
     storage = parse(fill(job.storage, run_name=job.name)).path
@@ -245,8 +245,8 @@ def check_places(asked: ClusterRequest) -> Iterator[Issue]:
         problem = f"is a folder of this machine, and the job runs on {options.ssh_host}"
         named = {**_sources_outside_bundle(job), **{path: outputs(job)[path] for path in output_folders(job)}}
         reached += [(path, it, problem, remedy) for path, it in named.items() if _is_of_this_machine(it)]
-    for path, place, problem, remedy in reached:
-        yield Issue("place-out-of-reach", path, problem, place, remedy)
+    for path, location, problem, remedy in reached:
+        yield Issue("place-out-of-reach", path, problem, location, remedy)
     if storage is not None and not str(storage).isprintable():
         problem = "holds characters that no line of a batch script can"
         yield Issue("place-unprintable", "storage", problem, job.storage, "Rename the folder")
@@ -255,15 +255,15 @@ def check_places(asked: ClusterRequest) -> Iterator[Issue]:
         mounts = {f"backend.container_mounts.{index}": it for index, it in enumerate(options.container_mounts)}
         own |= {path: it.replace(":", "/") for path, it in mounts.items()}  # its own separators
         kept = {"storage": str(storage)} if storage is not None else {}
-        yield from _mount_issues({**own, **kept, **_places(job)})
+        yield from _mount_issues({**own, **kept, **_locations(job)})
 
 
-def _mount_issues(places: Mapping[str, str]) -> Iterator[Issue]:
-    for path, place in places.items():
-        if (found := _NOT_MOUNTABLE.search(place)) is not None:
+def _mount_issues(locations: Mapping[str, str]) -> Iterator[Issue]:
+    for path, location in locations.items():
+        if (found := _NOT_MOUNTABLE.search(location)) is not None:
             problem = f"cannot be mounted into a container: pyxis takes no {found[0]!r} in a path"
             remedy = "Rename the folder, or use a virtual environment"
-            yield Issue("place-not-mountable", path, problem, place, remedy)
+            yield Issue("place-not-mountable", path, problem, location, remedy)
 
 
 def check_unmounted(asked: ClusterRequest) -> Iterator[Issue]:
@@ -301,8 +301,8 @@ def check_secrets(asked: ClusterRequest) -> Iterator[Issue]:
             yield Issue("secret-out-of-reach", f"secrets.{name}", problem, reference, remedy)
 
 
-def _is_of_this_machine(place: str) -> bool:
-    return "://" not in place and not place.startswith(("/", "builtin:", "steps.", "inputs."))
+def _is_of_this_machine(location: str) -> bool:
+    return "://" not in location and not location.startswith(("/", "builtin:", "steps.", "inputs."))
 
 
 def check_use(asked: ClusterRequest) -> Iterator[Issue]:
@@ -335,7 +335,7 @@ BACKEND_CHECKERS: tuple[Checker[ClusterRequest], ...] = (
     check_environment,
     check_limits,
     check_effects,
-    check_places,
+    check_locations,
     check_unmounted,
     check_secrets,
     check_program,

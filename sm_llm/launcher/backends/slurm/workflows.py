@@ -32,7 +32,7 @@ from sm_llm.runs.run_paths import STEPS, RunPaths
 from sm_llm.runs.run_record import Attempt
 from sm_llm.runs.run_states import RunState
 from sm_llm.spec.backends.slurm import SlurmOptions
-from sm_llm.terminal import quoted, say
+from sm_llm.terminal import echo, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,90 +52,90 @@ def submissions(workflow: WorkflowSpec, plans: Sequence[Plan], run_id: str, run_
     return [behind(it, [f"<{step}>" for step in plan.after]) for plan, it in zip(plans, found, strict=True)]
 
 
-def start(home: RunStore, connect: Callable[[str | None], Cluster]) -> str:
-    """Submit every step of the workflow recorded in ``home`` that has no result yet; returns the native id.
+def start(run_store: RunStore, connect: Callable[[str | None], Cluster]) -> str:
+    """Submit every step of the workflow recorded in ``run_store`` that has no result yet; returns the native id.
 
     Raises ``SubmitError``; then no job of it is left.
     """
-    record = home.record()
-    workflow = recorded_workflow(home, record)
+    record = run_store.record()
+    workflow = recorded_workflow(run_store, record)
     options = SlurmOptions.of(workflow)
     cluster = connect(options.ssh_host)
     check_cluster(options, cluster)
     plans = plan_workflow(workflow)
     assert_supported(plans)
-    folder = launch_folder(home, record)
+    folder = launch_folder(run_store, record)
     jobs: dict[str, str] = {}
     try:
         for plan in plans:
             assert plan.step is not None
-            if has_result(home, record, plan.step):
+            if has_result(run_store, record, plan.step):
                 continue
             # A step that has its result has no job in this attempt, and nothing waits for it.
             after = [jobs[it] for it in plan.after if it in jobs]
-            place, found = home.below(STEPS, plan.step), at_stable_addresses(workflow, plan, home.uri)
-            jobs[plan.step] = _start_step(place, record, found, after, cluster, folder)
+            step_store, found = run_store.below(STEPS, plan.step), at_stable_addresses(workflow, plan, run_store.uri)
+            jobs[plan.step] = _start_step(step_store, record, found, after, cluster, folder)
     except BaseException:  # Ctrl-C, too: half a workflow would wait, or run, without anyone who knows of it
         for job_id in reversed(jobs.values()):
             with suppress(SubmitError):
                 cluster.cancel(job_id)
         raise
     if not jobs:
-        raise SubmitError(f"{home.uri}: every step has its result")
-    say(
+        raise SubmitError(f"{run_store.uri}: every step has its result")
+    echo(
         f"submitted {', '.join(f'{step} as job {it}' for step, it in jobs.items())} through {cluster.transport.where}",
-        f"follow it with: sm-llm logs -f {quoted(home.uri)}",
+        f"follow it with: sm-llm logs -f {quoted(run_store.uri)}",
         err=True,
     )
     return native_id(options.ssh_host, SEPARATOR.join(jobs.values()))
 
 
 def _start_step(
-    home: RunStore, above: RunRecord, plan: Plan, after: Sequence[str], cluster: Cluster, folder: Path | None
+    run_store: RunStore, above: RunRecord, plan: Plan, after: Sequence[str], cluster: Cluster, folder: Path | None
 ) -> str:
-    """Submit the next attempt of a step's own run at ``home``, behind the jobs ``after``; returns the job's id.
+    """Submit the next attempt of a step's own run at ``run_store``, behind the jobs ``after``; returns the job's id.
 
     ``folder`` is what its relative inputs are relative to.
     """
-    submission = behind(next_submission(home, above, plan, folder), after)
+    submission = behind(next_submission(run_store, above, plan, folder), after)
     number = submission.job.attempt
     attempt = Attempt.claim(number, request=RunPaths.request_key(number))
-    with claimed(home, attempt):
+    with claimed(run_store, attempt):
         job_id = submit(submission, cluster)
     begun = attempt.model_copy(update={"native_id": native_id(SlurmOptions.of(plan.job).ssh_host, job_id)})
-    home.update(lambda held: held.with_attempt(begun))
+    run_store.update(lambda held: held.with_attempt(begun))
     return job_id
 
 
-def steps_of(home: RunStore, record: RunRecord) -> Iterator[tuple[str, RunStore]]:
+def steps_of(run_store: RunStore, record: RunRecord) -> Iterator[tuple[str, RunStore]]:
     """The steps of the workflow in ``record`` that have been submitted, in order, with the homes of their runs."""
     for step in record.spec["steps"]:
-        place = home.below(STEPS, step)
-        if place.exists() and place.record().attempts:
-            yield step, place
+        step_store = run_store.below(STEPS, step)
+        if step_store.exists() and step_store.record().attempts:
+            yield step, step_store
 
 
-def state_of(home: RunStore, record: RunRecord, describe: Callable[[RunStore], NativeState]) -> NativeState:
+def state_of(run_store: RunStore, record: RunRecord, describe: Callable[[RunStore], NativeState]) -> NativeState:
     """The state of the newest attempt in a workflow's ``record``, from its steps' jobs; settled once all have ended.
 
     ``describe`` gives that of one step. Raises ``NoAnswer``: nothing is known, and nothing was changed.
     """
     last = record.attempts[-1]
-    found = {step: describe(place) for step, place in steps_of(home, record)}
+    found = {step: describe(step_store) for step, step_store in steps_of(run_store, record)}
     if (native := alive(found)) is not None:
         return native
     if last.is_claim and abs(time.time() - last.started) < SUBMIT_SECONDS:
         return NativeState(RunState.PENDING, "its jobs are being submitted")
-    return settled(home, record, last, found, "its job was never submitted")
+    return settled(run_store, record, last, found, "its job was never submitted")
 
 
 def stop(
-    home: RunStore, record: RunRecord, cluster: Cluster, describe: Callable[[RunStore], NativeState], *, now: bool
+    run_store: RunStore, record: RunRecord, cluster: Cluster, describe: Callable[[RunStore], NativeState], *, now: bool
 ) -> None:
     """Cancel the jobs that wait and ask those that run to stop; with ``now`` cancel all of them."""
     # The last first: a job that waits must not start once the one before it has ended.
     # Described again one by one: a step may have ended since its successor was cancelled.
-    for _, place in reversed(list(steps_of(home, record))):
-        own = place.record()
-        if not (attempt := own.attempts[-1]).is_claim and not describe(place).state.is_final:
+    for _, step_store in reversed(list(steps_of(run_store, record))):
+        own = step_store.record()
+        if not (attempt := own.attempts[-1]).is_claim and not describe(step_store).state.is_final:
             stop_job(own, attempt, cluster, now=now)

@@ -58,7 +58,7 @@ def make_meshes(device_type: str, layout: Layout) -> Meshes:
     return Meshes(parameters, sequences["context"])
 
 
-def start_process_group(device: torch.device, place: ProcessInfo) -> bool:
+def start_process_group(device: torch.device, process: ProcessInfo) -> bool:
     """Unless the program has done so; returns whether it was done here."""
     if dist.is_initialized():
         return False
@@ -68,5 +68,5 @@ def start_process_group(device: torch.device, place: ProcessInfo) -> bool:
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group(backend, device_id=device if device.type == "cuda" else None)
     else:  # started without torchrun: the only process
-        dist.init_process_group(backend, store=HashStore(), rank=place.rank, world_size=place.world_size)
+        dist.init_process_group(backend, store=HashStore(), rank=process.rank, world_size=process.world_size)
     return True

@@ -52,11 +52,11 @@ class FsdpStrategy:
 
     optimizer: torch.optim.Optimizer
 
-    def __init__(self, task: TrainTask, place: ProcessInfo, device: Device) -> None:
+    def __init__(self, task: TrainTask, process: ProcessInfo, device: Device) -> None:
         self.device = device
         self._task = task = plainest(task)
         self._spec = cast("FsdpSpec", task.parallelism)
-        self._place = place
+        self._process = process
         self._compute = DTYPES[task.precision.compute]
         self._in_float8 = task.precision.compute == "fp8"
         self._meshes: Meshes | None = None
@@ -64,17 +64,17 @@ class FsdpStrategy:
         self._owns_group = False
         kept = self._spec.activation_memory_budget if self._spec.activation_checkpointing == "budget" else None
         self._compiled = CompiledLayers(kept)
-        self.layout = self._spec.layout(place.world_size, place.local_world_size)
-        self.data_parallel_rank = self.layout.data_rank(place.rank)
+        self.layout = self._spec.layout(process.world_size, process.local_world_size)
+        self.data_parallel_rank = self.layout.data_rank(process.rank)
 
     def setup(self) -> None:
         if self._in_float8:
             assert_float8(self.device)
-        self._owns_group = start_process_group(self.device.torch_device, self._place)
+        self._owns_group = start_process_group(self.device.torch_device, self._process)
         if self._task.deterministic:
             ask_for_determinism()
         # Offloading is done by FSDP, so a single process is wrapped for it, too.
-        if self._place.world_size > 1 or self._spec.offload_optimizer:
+        if self._process.world_size > 1 or self._spec.offload_optimizer:
             self._meshes = make_meshes(self.device.type, self.layout)
 
     def refusal(self, saved: Mapping[str, Any]) -> str | None:
@@ -96,9 +96,9 @@ class FsdpStrategy:
         layers = self._prepare_layers(config)
         if self._meshes is not None:
             self._shard(layers, self._meshes)
-        home = torch.device("cpu") if self._spec.offload_optimizer else self.device.torch_device
+        parameter_device = torch.device("cpu") if self._spec.offload_optimizer else self.device.torch_device
         reader = None if weights is None else PackedWeights(weights, self._packings, self._tensors)
-        materialise(self._model, home, self.device.torch_device, reader)
+        materialise(self._model, parameter_device, self.device.torch_device, reader)
         parameters = named_parameters(self._model)
         # Sharded parameters are rounded when they are gathered; a bare model needs copies.
         if self._gathers_float8:
@@ -251,7 +251,7 @@ class FsdpStrategy:
         for name, parameter in self._parameters.items():
             tensor = parameter.detach().to(self._compute)
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            held = whole.cpu() if self._place.is_leader else torch.empty(0)
+            held = whole.cpu() if self._process.is_leader else torch.empty(0)
             yield from unpacked(name, held, self._packings.get(name), self._tensors)
 
     def close(self) -> None:

@@ -100,7 +100,7 @@ class NeuronDevice:
         return [ProfilerActivity.CPU]
 
 
-def neuron_core(place: ProcessInfo) -> NeuronDevice:
+def neuron_core(process: ProcessInfo) -> NeuronDevice:
     """The NeuronCore of this process. Raises ``RunFailed`` where the image is not one that trains."""
     # Before anything else is imported: packages of several releases fail later, and in other words.
     library.check_release()

@@ -39,8 +39,8 @@ def symbol(module: str, name: str) -> Any:
 
 def layer(name: str) -> Any:
     """A class of ``neuronx_distributed.parallel_layers.layers``, or ``GQAQKVColumnParallelLinear``."""
-    place = "modules.qkv_linear" if name.startswith("GQA") else "parallel_layers.layers"
-    return symbol(f"{_PACKAGE}.{place}", name)
+    module = "modules.qkv_linear" if name.startswith("GQA") else "parallel_layers.layers"
+    return symbol(f"{_PACKAGE}.{module}", name)
 
 
 def start_process_group() -> bool:

@@ -44,15 +44,15 @@ class NxdStrategy:
 
     optimizer: torch.optim.Optimizer
 
-    def __init__(self, task: TrainTask, place: ProcessInfo, device: Device) -> None:
+    def __init__(self, task: TrainTask, process: ProcessInfo, device: Device) -> None:
         self.device = device
         self._task = task
         self._nxd = cast("NxdSpec", task.parallelism)
-        self._place = place
+        self._process = process
         self._compute = DTYPES[task.precision.compute]
         self._owns_group = False
-        self.layout = self._nxd.layout(place.world_size)
-        self.data_parallel_rank = self.layout.data_rank(place.rank)
+        self.layout = self._nxd.layout(process.world_size)
+        self.data_parallel_rank = self.layout.data_rank(process.rank)
 
     def setup(self) -> None:
         self._owns_group = library.start_process_group()
@@ -75,10 +75,10 @@ class NxdStrategy:
         self._tensor_rank, self._stage = library.rank_of("tensor_model"), library.rank_of("pipeline_model")
         # The default group moves tensors of the device alone; places and exported slices are the host's.
         self._host_group = dist.new_group(backend="gloo")
-        places: list[Any] = [None] * self.layout.world_size
-        dist.all_gather_object(places, (self._tensor_rank, self._stage), group=self._host_group)
+        positions: list[Any] = [None] * self.layout.world_size
+        dist.all_gather_object(positions, (self._tensor_rank, self._stage), group=self._host_group)
         # The first process of a place: NxD arranges those of a node in another way for some degrees.
-        self._ranks = {place: rank for rank, place in reversed(list(enumerate(places)))}
+        self._ranks = {position: rank for rank, position in reversed(list(enumerate(positions)))}
 
     @property
     def _is_pipeline(self) -> bool:
@@ -276,8 +276,8 @@ class NxdStrategy:
 
     def state_dict(self) -> dict[str, Any]:
         """Names begin with the process's place; ZeRO-1's shards are the parameters, in fp32."""
-        place = f"tp{self._tensor_rank}.pp{self._stage}"
-        own = f"{place}.dp{self.data_parallel_rank}" if self._nxd.zero1 else place
+        prefix = f"tp{self._tensor_rank}.pp{self._stage}"
+        own = f"{prefix}.dp{self.data_parallel_rank}" if self._nxd.zero1 else prefix
         state: dict[str, Any] = {}
         for name, (_, _, shard) in zip(self._parameters, library.shards(self._nxd_optimizer), strict=True):
             state[f"{own}.model.{name}"] = shard.detach()

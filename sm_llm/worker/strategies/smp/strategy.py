@@ -56,15 +56,15 @@ class SmpStrategy:
 
     optimizer: torch.optim.Optimizer
 
-    def __init__(self, task: TrainTask, place: ProcessInfo, device: Device) -> None:
+    def __init__(self, task: TrainTask, process: ProcessInfo, device: Device) -> None:
         self.device = device
         self._task = task
         self._smp = cast("SmpSpec", task.parallelism)
-        self._place = place
+        self._process = process
         self._compute = DTYPES[task.precision.compute]
         self._owns_group = False
-        self.layout = self._smp.layout(place.world_size)
-        self.data_parallel_rank = self.layout.data_rank(place.rank)
+        self.layout = self._smp.layout(process.world_size)
+        self.data_parallel_rank = self.layout.data_rank(process.rank)
 
     def setup(self) -> None:
         # As in all of AWS's scripts; TransformerEngine reads it when it is imported.
@@ -75,7 +75,7 @@ class SmpStrategy:
         if self._task.deterministic:
             ask_for_determinism()
         library.start_library(self._smp.library_parameters(self._task.seed), os.environ)
-        library.check_arrangement(self.layout, self._place.rank)
+        library.check_arrangement(self.layout, self._process.rank)
 
     def refusal(self, saved: Mapping[str, Any]) -> str | None:
         now = self.layout.degrees()
@@ -91,12 +91,12 @@ class SmpStrategy:
     def build(self, config: Mapping[str, Any], weights: WeightReader | None) -> None:
         kind, smp = family(config), self._smp
         if weights is None:  # the library makes its layers of real ones
-            weights = InitialWeights(kind.tensors(config), self._task.seed, self._place.local_world_size)
+            weights = InitialWeights(kind.tensors(config), self._task.seed, self._process.local_world_size)
         self._tensors, self._vocab_size = kind.tensors(config), kind.vocab_size(config)
         self._config, self._model_type = config, kind.model_type
         own_layers, is_delayed = smp.needs_transform, smp.delayed_parameter_initialization
         from_rank0 = own_layers and not (is_delayed and isinstance(weights, InitialWeights))
-        starts_real = not is_delayed or (from_rank0 and self._place.is_leader)
+        starts_real = not is_delayed or (from_rank0 and self._process.is_leader)
         model = smp_model.hugging_face_model(config, DTYPES[self._task.precision.master])
         # Only where the library needs real weights: of rank 0 alone, or of every process without delayed
         # initialisation.
@@ -197,12 +197,12 @@ class SmpStrategy:
         reshard(self._fsdp)
         with library.local_state(self._fsdp):
             local = with_plain_names(self._fsdp.state_dict().items())
-        place, state = self._shard_name(), {}
+        shard, state = self._shard_name(), {}
         for name, parameter in self._parameters.items():
-            state[f"{place}.model.{name}"] = local[name].detach()
+            state[f"{shard}.model.{name}"] = local[name].detach()
             for moment in MOMENTS:
-                state[f"{place}.optimizer.{name}.{moment}"] = self.optimizer.state[parameter][moment]
-        state[f"{place}.optimizer.step"] = self._first_step_count()
+                state[f"{shard}.optimizer.{name}.{moment}"] = self.optimizer.state[parameter][moment]
+        state[f"{shard}.optimizer.step"] = self._first_step_count()
         return state
 
     def _shard_name(self) -> str:
@@ -226,9 +226,9 @@ class SmpStrategy:
         """
         with library.full_state(self._fsdp):
             whole = self._fsdp.state_dict()
-        found = with_plain_names(whole.items()) if self._place.is_leader else {}
+        found = with_plain_names(whole.items()) if self._process.is_leader else {}
         for name, tensor in self._tensors.items():
-            if not self._place.is_leader:
+            if not self._process.is_leader:
                 yield name, torch.empty(0)
                 continue
             part = found.get(name)

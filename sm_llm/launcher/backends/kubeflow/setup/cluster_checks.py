@@ -174,9 +174,9 @@ def _claims(options: KubeflowOptions, cluster: KubernetesCluster) -> Iterator[Cl
 
 
 def _accounts(options: KubeflowOptions, cluster: KubernetesCluster) -> Iterator[ClusterCheck]:
-    place = f"/api/v1/namespaces/{options.namespace}"
+    path = f"/api/v1/namespaces/{options.namespace}"
     for secret in options.image_pull_secrets:
-        is_there = cluster.exists(f"{place}/secrets/{secret}")
+        is_there = cluster.exists(f"{path}/secrets/{secret}")
         if is_there is not None:
             yield ClusterCheck(
                 f"secret {secret}", "ok" if is_there else "failed", "" if is_there else "it is not there"
@@ -185,7 +185,7 @@ def _accounts(options: KubeflowOptions, cluster: KubernetesCluster) -> Iterator[
         detail = "backend.service_account is not set: pods reach S3 with the role of their node"
         yield ClusterCheck("service account", "warning", detail)
         return
-    found = cluster.read(f"{place}/serviceaccounts/{options.service_account}")
+    found = cluster.read(f"{path}/serviceaccounts/{options.service_account}")
     if found is None:
         yield ClusterCheck("service account", "failed", f"{options.namespace} has no {options.service_account}")
     elif role := (found["metadata"].get("annotations") or {}).get(_ROLE):

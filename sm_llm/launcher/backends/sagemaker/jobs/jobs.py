@@ -37,43 +37,47 @@ POLL_SECONDS = 5.0
 """Between two reads of the logs of a job that runs."""
 
 
-def state_of(home: RunStore, record: RunRecord, connect: Callable[[str], AwsAccount]) -> NativeState:
+def state_of(run_store: RunStore, record: RunRecord, connect: Callable[[str], AwsAccount]) -> NativeState:
     """The state of the newest attempt in ``record``. A job that has ended is settled there, once and for all."""
     last = record.attempts[-1]
     region, name = split_native(last.native_id)
     try:
-        with leaving_alone(home):
+        with leaving_alone(run_store):
             job = describe(connect(region), name)
     except NoSuchJob:
         # The attempt is claimed before its job is created, and another process may read of it in between.
         if abs(time.time() - last.started) < STARTING_SECONDS:
             return NativeState(RunState.PENDING, "its training job is being created")
-        return _gone(home, record.run_id, last)
+        return _gone(run_store, record.run_id, last)
     native = native_state(job, time.time())
-    return _settle(home, record.run_id, last, native, job) if native.state.is_final else native
+    return _settle(run_store, record.run_id, last, native, job) if native.state.is_final else native
 
 
 @contextmanager
-def leaving_alone(home: RunStore) -> Iterator[None]:
+def leaving_alone(run_store: RunStore) -> Iterator[None]:
     """Expired credentials are the client's trouble, not the job's: print how to come back."""
     try:
         yield
     except Expired as error:
         raise SubmitError(
-            f"{error}. The job continues; come back to it with: sm-llm logs {quoted(home.uri)} --follow"
+            f"{error}. The job continues; come back to it with: sm-llm logs {quoted(run_store.uri)} --follow"
         ) from error
 
 
-def _gone(home: RunStore, run_id: str, attempt: Attempt) -> NativeState:
-    return NativeState.of(record_outcome(home, attempt, stopped(home, run_id, "its training job was never created")))
+def _gone(run_store: RunStore, run_id: str, attempt: Attempt) -> NativeState:
+    return NativeState.of(
+        record_outcome(run_store, attempt, stopped(run_store, run_id, "its training job was never created"))
+    )
 
 
-def _settle(home: RunStore, run_id: str, attempt: Attempt, native: NativeState, job: Mapping[str, Any]) -> NativeState:
+def _settle(
+    run_store: RunStore, run_id: str, attempt: Attempt, native: NativeState, job: Mapping[str, Any]
+) -> NativeState:
     # First the events, which hold the cause; a store that does not answer leaves the attempt unsettled.
-    home.refresh(f"events/attempt-{attempt.number}-")
-    found = _evidence(home.paths, attempt.number, native, seconds(job["CreationTime"]))
+    run_store.refresh(f"events/attempt-{attempt.number}-")
+    found = _evidence(run_store.paths, attempt.number, native, seconds(job["CreationTime"]))
     bill = {"billable_seconds": billable_seconds(job), "used_seconds": used_seconds(job)}
-    return NativeState.of(record_outcome(home, attempt, judge(home, run_id, attempt.number, found), **bill))
+    return NativeState.of(record_outcome(run_store, attempt, judge(run_store, run_id, attempt.number, found), **bill))
 
 
 def _evidence(paths: RunPaths, number: int, native: NativeState, created: float) -> Evidence:
@@ -85,42 +89,42 @@ def _evidence(paths: RunPaths, number: int, native: NativeState, created: float)
     return Evidence(native.state, native.detail, None, first_failure(failures), stop, since=created)
 
 
-def stop_job(home: RunStore, attempt: Attempt, *, now: bool, connect: Callable[[str], AwsAccount]) -> None:
+def stop_job(run_store: RunStore, attempt: Attempt, *, now: bool, connect: Callable[[str], AwsAccount]) -> None:
     """Ask the processes to stop through the run's storage, and SageMaker to end the job in its 120 s.
 
     The training toolkit passes no signal on, so the first is what they heed; ``now`` leaves it out.
     """
     region, name = split_native(attempt.native_id)
     if not now:
-        home.request_stop(attempt.number)
-    with leaving_alone(home), aws_errors(f"cannot stop training job {name}"):
+        run_store.request_stop(attempt.number)
+    with leaving_alone(run_store), aws_errors(f"cannot stop training job {name}"):
         connect(region).client("sagemaker").stop_training_job(TrainingJobName=name)
 
 
 def logs_of(
-    home: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool],
+    run_store: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool],
     connect: Callable[[str], AwsAccount],
 ) -> Iterator[str]:  # fmt: skip
     """Wanted lines of an attempt's hosts, rank 0's first; then new ones while ``still_running``."""
-    native_id = next(it.native_id for it in home.record().attempts if it.number == attempt)
+    native_id = next(it.native_id for it in run_store.record().attempts if it.number == attempt)
     region, name = split_native(native_id)
     # Copied into the folder of the run on this machine: the lines are then read as those of a local run.
-    cache = CloudWatchCache(connect(region), name, home.paths.logs(attempt))
+    cache = CloudWatchCache(connect(region), name, run_store.paths.logs(attempt))
     if wanted.prefix:
-        with leaving_alone(home):
+        with leaving_alone(run_store):
             wanted = _as_printed(wanted, describe(connect(region), name))
 
-    absence = NoStream(connect(region), name, home.uri)
+    absence = NoStream(connect(region), name, run_store.uri)
 
     def check() -> bool:
         alive = still_running()  # asked before the rest, so that the last lines are never missed
-        with leaving_alone(home):
+        with leaving_alone(run_store):
             cache.pull()
             if not cache.has_streams:
                 absence.note()
         return alive
 
-    return read_logs(home.paths, attempt, wanted, still_running=check, poll=POLL_SECONDS)
+    return read_logs(run_store.paths, attempt, wanted, still_running=check, poll=POLL_SECONDS)
 
 
 def _as_printed(wanted: LogFilter, job: Mapping[str, Any]) -> LogFilter:

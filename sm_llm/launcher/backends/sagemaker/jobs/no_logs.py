@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.backends.sagemaker.account import NoSuchJob, describe
 from sm_llm.launcher.backends.sagemaker.jobs.cloudwatch import GROUP
-from sm_llm.terminal import quoted, say
+from sm_llm.terminal import echo, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ class NoStream:
         where = f"log group {GROUP} of {self.account.region}, streams {self.job}/…"
         line = f"no log stream yet in {where} The job is {status}"
         if line != self._printed:
-            say(line, err=True)
+            echo(line, err=True)
             self._printed = line
         # Before its containers run a job prints nothing, so nothing is missing yet.
         if status != "Training":

@@ -12,7 +12,7 @@ from sm_llm.launcher.submission import MayRun
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.storage.s3.s3_client import code_of, status_of
 from sm_llm.storage.uri import open_store
-from sm_llm.terminal import quoted, say, size
+from sm_llm.terminal import echo, quoted, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,23 +27,23 @@ def native_id(submission: Submission, region: str) -> str:
     return f"{region}/{submission.request['TrainingJobName']}"
 
 
-def create_job(submission: Submission, home: RunStore, account: AwsAccount) -> str:
+def create_job(submission: Submission, run_store: RunStore, account: AwsAccount) -> str:
     """Upload and create the job of a claimed attempt; returns ``REGION/JOB``.
 
     Raises ``SubmitError``; then no job was created, or (``MayRun``) the error states that a job may exist.
     """
     request = submission.request
     # Everything the job reads lies there before it exists: it may start at once.
-    sent = upload(submission, home)
-    keep_request(home, submission.job.attempt, request)
-    _create(request, home.uri, account)
-    say(*submitted_lines(submission, account, sent), err=True)
+    sent = upload(submission, run_store)
+    keep_request(run_store, submission.job.attempt, request)
+    _create(request, run_store.uri, account)
+    echo(*submitted_lines(submission, account, sent), err=True)
     return native_id(submission, account.region)
 
 
-def keep_request(home: RunStore, attempt: int, request: Mapping[str, Any]) -> None:
+def keep_request(run_store: RunStore, attempt: int, request: Mapping[str, Any]) -> None:
     """Store what is sent for an attempt, in place of what a try that was refused has left."""
-    put_anew(home.store, RunPaths.request_key(attempt), (json.dumps(request, indent=2) + "\n").encode())
+    put_anew(run_store.store, RunPaths.request_key(attempt), (json.dumps(request, indent=2) + "\n").encode())
 
 
 def _create(request: Mapping[str, Any], uri: str, account: AwsAccount) -> None:
@@ -83,15 +83,15 @@ def _is_refusal(error: BaseException | None) -> bool:
     return 400 <= status_of(error) < 500 and code_of(error) != "ResourceInUse"
 
 
-def upload(submission: Submission, home: RunStore | None = None) -> dict[str, int]:
+def upload(submission: Submission, run_store: RunStore | None = None) -> dict[str, int]:
     """Store what a submission needs in S3, leaving out what is there already; returns what was sent, in bytes.
 
     The caller has claimed the attempt: its files take the place of those of a try that was refused.
     """
     sent = {}
     for uri, body in submission.uploads.items():
-        if home is not None and uri.startswith(f"{home.uri}/"):  # a connection costs more than what is sent
-            store, key = home.store, uri.removeprefix(f"{home.uri}/")
+        if run_store is not None and uri.startswith(f"{run_store.uri}/"):  # a connection costs more than what is sent
+            store, key = run_store.store, uri.removeprefix(f"{run_store.uri}/")
         else:
             folder, _, key = uri.rpartition("/")
             store = open_store(folder, submission.job.spec.storage_options.model_dump())

@@ -100,9 +100,9 @@ def fillings(value: Any) -> Iterator[Any]:
         return
     first = [values[0] for values in known]
     yield _filled(value, iter(first))
-    for place, values in enumerate(known):
+    for index, values in enumerate(known):
         for other in values[1:]:
-            yield _filled(value, iter([*first[:place], other, *first[place + 1 :]]))
+            yield _filled(value, iter([*first[:index], other, *first[index + 1 :]]))
 
 
 def _filled(value: Any, values: Iterator[Any]) -> Any:

@@ -146,13 +146,13 @@ def render(
     known = variables_of(workflow, variables or {})
     steps: list[PipelineStep] = []
     # Filled step by step, because a step refers to earlier ones only.
-    places: dict[str, list[Any]] = {}
+    locations: dict[str, list[Any]] = {}
     if plans is None:
         plans = plan_workflow(workflow)
         assert_supported(plans)
     for plan in plans:
         assert plan.step is not None
-        steps.append(_training(workflow, plan, known, places, more=[EXECUTION] if cache_days is None else []))
+        steps.append(_training(workflow, plan, known, locations, more=[EXECUTION] if cache_days is None else []))
     found = PipelineDefinition(
         workflow.name,
         steps[0].arguments["RoleArn"],
@@ -232,9 +232,9 @@ def _hyperparameter_issues(step: PipelineStep, known: tuple[Variable, ...]) -> I
 
 
 def _training(
-    workflow: WorkflowSpec, plan: Plan, known: tuple[Variable, ...], places: dict[str, list[Any]], more: list[Any]
+    workflow: WorkflowSpec, plan: Plan, known: tuple[Variable, ...], locations: dict[str, list[Any]], more: list[Any]
 ) -> PipelineStep:
-    """One task as a training step; its run's address is added to ``places`` as parts of a path.
+    """One task as a training step; its run's address is added to ``locations`` as parts of a path.
 
     ``more`` are further parts, beside the values of the step's variables and those of the steps it reads from.
     """
@@ -244,24 +244,24 @@ def _training(
     own = [it for it in known if it.step == step]
     # In the order of the workflow, so that equal workflows give equal definitions.
     after = sorted(step_dependencies(workflow, step), key=list(workflow.steps).index)
-    fixed = {name: "/".join([*map(_shown, places[name]), RESULT]) for name in after}
+    fixed = {name: "/".join([*map(_shown, locations[name]), RESULT]) for name in after}
     resolved = resolve(job, {}, fixed)
     # Variables of the steps that it reads from belong to its address: other values there are other data here.
-    inherited = [part for name in after for part in places[name] if not isinstance(part, str)]
+    inherited = [part for name in after for part in locations[name] if not isinstance(part, str)]
     tail = _unique([*inherited, *(it.reference for it in own), *more])
     base, request, uploads, job_file = _rendered(workflow, replace(plan, job=resolved))
-    places[step] = [base, *tail]
+    locations[step] = [base, *tail]
     hyperparameters = request["HyperParameters"]
     # The service names the jobs of steps itself.
     hyperparameters.pop("sagemaker_job_name", None)
     hyperparameters |= {it.path: _text(it.reference, is_text=isinstance(it.default, str)) for it in own}
     # Where a step reads from another whose address has variables, only the execution knows the input's address.
     for path, kind, name in references(job):
-        parts = places.get(name, [])
+        parts = locations.get(name, [])
         if kind == "step" and any(not isinstance(part, str) for part in parts):
             hyperparameters[path] = _text(_path([*parts, RESULT, *_below(job, path, name)]))
     if tail:
-        address = _path(places[step])
+        address = _path(locations[step])
         hyperparameters[RUN_HYPERPARAMETER] = _text(address)
         request["Tags"] = [{**tag, "Value": address} if tag["Key"] == RUN_TAG else tag for tag in request["Tags"]]
     # A step of a pipeline must not have one: the service names the job of each execution.

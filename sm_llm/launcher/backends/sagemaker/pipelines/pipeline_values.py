@@ -15,7 +15,7 @@ from sm_llm.runs.run_paths import JOB_FILE
 from sm_llm.spec.validation.fields import did_you_mean
 from sm_llm.spec.validation.runner import blocked_by
 from sm_llm.storage.uri import is_s3, parse
-from sm_llm.terminal import say
+from sm_llm.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -136,7 +136,7 @@ def job_in(folder: str) -> JobFile | None:
         return None if body is None else JobFile.model_validate_json(body)
     except (StorageError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        say(f"  warning: {folder}{JOB_FILE} cannot be read, so values are not checked: {reason}", err=True)
+        echo(f"  warning: {folder}{JOB_FILE} cannot be read, so values are not checked: {reason}", err=True)
         return None
 
 

@@ -30,16 +30,16 @@ def limit_issues(request: dict[str, Any], operation: str = "CreateTrainingJob") 
     yield from _walk(_input_shape(operation), request, "")
 
 
-def value_issues(place: str, value: Any, path: str, operation: str = "CreateTrainingJob") -> Iterator[Issue]:
-    """Types that a value at ``place`` of a request may not have, else limits that it breaks; ``path`` is its name.
+def value_issues(location: str, value: Any, path: str, operation: str = "CreateTrainingJob") -> Iterator[Issue]:
+    """Types that a value at ``location`` of a request may not have, else limits that it breaks; ``path`` is its name.
 
-    ``place`` is dotted, with ``*`` for an entry of a list.
+    ``location`` is dotted, with ``*`` for an entry of a list.
     """
     from botocore.validate import ParamValidator
 
     shape = _input_shape(operation)
     # botocore's shapes: a list has one member, a structure has several by name.
-    for name in place.split("."):
+    for name in location.split("."):
         shape = shape.member if name == "*" else shape.members.get(name)
         if shape is None:
             yield Issue(

@@ -14,7 +14,7 @@ from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.launcher.backends.sagemaker.request.capacity import volume_size_gb
 from sm_llm.launcher.images import images
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
-from sm_llm.spec.inputs import MOUNT, FileSystemInput, Input, S3Input, input_place
+from sm_llm.spec.inputs import MOUNT, FileSystemInput, Input, S3Input, input_location
 from sm_llm.spec.tasks import TASK_KINDS
 from sm_llm.terminal import counted, duration
 
@@ -114,8 +114,8 @@ def channels(job: JobSpec, job_folder: str) -> list[dict[str, Any]]:
 
 def seen_from_inside(job: JobSpec, source_folder: str | None) -> JobSpec:
     """The job as the worker reads it: mounted inputs by their folder, the bundled program in the folder of the code."""
-    places = {input_place(value): f"{MOUNT}/{name}" for name, value in mounted(job).items()}
-    task = _replace(job.task.model_dump(), places)
+    locations = {input_location(value): f"{MOUNT}/{name}" for name, value in mounted(job).items()}
+    task = _replace(job.task.model_dump(), locations)
     if source_folder is not None and job.task.kind == "script":
         task["source"] = f"{CODE}/{source_folder}"
     return job.model_copy(update={"task": type(job.task).model_validate(task)})
@@ -149,15 +149,15 @@ def _closed(uri: str) -> str:
     return uri if uri.endswith("/") or _FILE.search(uri) else f"{uri}/"
 
 
-def _replace(value: Any, places: Mapping[str, str]) -> Any:
-    """Every text that is one of ``places``, or lies below one, by the folder it is mounted at."""
+def _replace(value: Any, locations: Mapping[str, str]) -> Any:
+    """Every text that is one of ``locations``, or lies below one, by the folder it is mounted at."""
     if isinstance(value, dict):
-        return {key: _replace(item, places) for key, item in value.items()}
+        return {key: _replace(item, locations) for key, item in value.items()}
     if isinstance(value, list):
-        return [_replace(item, places) for item in value]
+        return [_replace(item, locations) for item in value]
     if isinstance(value, str):
         # Compared by whole path components, so that s3://b/run-1 does not match s3://b/run-10.
-        for uri, folder in places.items():
+        for uri, folder in locations.items():
             base = uri.rstrip("/")
             if value.rstrip("/") == base or value.startswith(f"{base}/"):
                 return f"{folder}{value[len(base) :]}".rstrip("/")
@@ -172,7 +172,7 @@ def read_channels(job: JobSpec) -> set[str] | None:
     if job.task.kind == "script":
         return None
     inside = (PurePosixPath(text) for text in _texts(job.task.model_dump()) if text.startswith(f"{MOUNT}/"))
-    return {place.relative_to(MOUNT).parts[0] for place in inside}
+    return {location.relative_to(MOUNT).parts[0] for location in inside}
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -14,7 +14,7 @@ from sm_llm.launcher.backends.sagemaker.request.request import base_in_names
 from sm_llm.launcher.images.images import DLC_ACCOUNTS, MINIMUM_PYTHON, MINIMUM_TORCH, SMP_ACCOUNT, dns_suffix, line_of
 from sm_llm.launcher.planning.plan import requirements
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
-from sm_llm.spec.inputs import input_place
+from sm_llm.spec.inputs import input_location
 from sm_llm.spec.job_machines import machines
 from sm_llm.spec.loading.yaml_text import to_typed
 from sm_llm.spec.references import sources
@@ -114,9 +114,9 @@ def _bucket_warnings(job: JobSpec, region: str | None, account: str | None) -> I
     """Buckets that the SDK made for another region or account, as their names show."""
     options = SageMakerOptions.of(job)
     own = {"storage": job.storage, "backend.bucket": options.bucket, "backend.wheelhouse": options.wheelhouse}
-    named = {f"inputs.{name}": input_place(value) for name, value in job.inputs.items()}
-    for path, place in {**own, **named, **sources(job)}.items():
-        match = DEFAULT_BUCKET.fullmatch((place or "").removeprefix("s3://").partition("/")[0])
+    named = {f"inputs.{name}": input_location(value) for name, value in job.inputs.items()}
+    for path, location in {**own, **named, **sources(job)}.items():
+        match = DEFAULT_BUCKET.fullmatch((location or "").removeprefix("s3://").partition("/")[0])
         if match and region is not None and match["region"] != region:
             message = f"the bucket is in {match['region']}, the job runs in {region}: traffic is billed"
             yield warning("bucket-in-another-region", path, message)
@@ -141,9 +141,9 @@ def _named(job: JobSpec, found: JobSettings) -> Iterator[_Named]:
     if isinstance(job.task, RegisterTask):
         yield _Named("task.group", job.task.group, "sagemaker")
     for name, reference in job.secrets.items():
-        kind, _, place = reference.partition(":")
+        kind, _, location = reference.partition(":")
         if kind in ("secretsmanager", "ssm"):
-            yield _Named(f"secrets.{name}", place, kind, in_region=False)
+            yield _Named(f"secrets.{name}", location, kind, in_region=False)
 
 
 def _arn_issues(it: _Named, region: str, partition: str, account: str | None) -> Iterator[Issue]:

@@ -16,7 +16,7 @@ from sm_llm.launcher.backends.sagemaker.request.request_addresses import (
     partition_of,
 )
 from sm_llm.launcher.job_inputs import output_folders
-from sm_llm.launcher.planning.local_places import is_reference, local_folder
+from sm_llm.launcher.planning.local_paths import is_reference, local_folder
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.inputs import FileSystemInput
 from sm_llm.spec.job_machines import groups, machine_types, machines
@@ -337,14 +337,14 @@ def _location_issues(job: JobSpec) -> Iterator[Issue]:
     if not job.storage.startswith("s3://"):
         remedy = "Write s3://bucket/prefix; folders are for the local backend"
         yield Issue("storage-not-in-s3", "storage", "a SageMaker job keeps its run in S3", job.storage, remedy)
-    places = {**sources(job), **{f"inputs.{name}": it for name, it in job.inputs.items() if isinstance(it, str)}}
-    for path, place in places.items():
-        if path == "task.source" or place.startswith("/opt/ml/") or is_reference(place):
+    locations = {**sources(job), **{f"inputs.{name}": it for name, it in job.inputs.items() if isinstance(it, str)}}
+    for path, location in locations.items():
+        if path == "task.source" or location.startswith("/opt/ml/") or is_reference(location):
             continue  # a program goes into the bundle
-        if local_folder(place) is not None:
+        if local_folder(location) is not None:
             remedy = "Copy it first: sm-llm sync PATH s3://bucket/prefix"
             yield Issue(
-                "input-only-on-this-machine", path, "is on this machine, where the job cannot see it", place, remedy
+                "input-only-on-this-machine", path, "is on this machine, where the job cannot see it", location, remedy
             )
     for path, folder in output_folders(job).items():
         if not folder.is_relative_to("/opt/ml"):

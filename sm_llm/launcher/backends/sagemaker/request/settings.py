@@ -78,10 +78,10 @@ def read_sdk_defaults(environ: Mapping[str, str] = os.environ) -> SdkDefaults:
 
 
 def _of_files(environ: Mapping[str, str]) -> SdkDefaults:
-    texts = ((place, _read(place, is_named)) for place, is_named in _places(environ))
-    trees = ((place, from_yaml(text, place).get(("SageMaker",))) for place, text in texts if text is not None)
+    texts = ((location, _read(location, is_named)) for location, is_named in _locations(environ))
+    trees = ((location, from_yaml(text, location).get(("SageMaker",))) for location, text in texts if text is not None)
     return _merged(
-        ((place, block if isinstance(block, dict) else {}) for place, block in trees), "SageMaker SDK defaults"
+        ((location, block if isinstance(block, dict) else {}) for location, block in trees), "SageMaker SDK defaults"
     )
 
 
@@ -89,28 +89,28 @@ def _merged(blocks: Iterable[tuple[str, Mapping[str, Any]]], what: str) -> SdkDe
     """Values of the blocks ``SageMaker`` of configurations, by where each was found; later ones win."""
     found = SdkDefaults()
     issues: list[Issue] = []
-    for place, block in blocks:
+    for location, block in blocks:
         job = block.get("TrainingJob")
         for path, value in _leaves(job if isinstance(job, dict) else {}):
             if value is None:
                 continue  # a key whose value is commented out
-            if issue := _shape_issue(path, value, place):
+            if issue := _shape_issue(path, value, location):
                 issues.append(issue)
                 continue
             found.values[path] = value
-            found.origins[path] = what if what == place else f"{what} {place}"
+            found.origins[path] = what if what == location else f"{what} {location}"
     if issues:
         raise PlanError(issues)
     return found
 
 
-def _shape_issue(path: str, value: Any, place: str) -> Issue | None:
+def _shape_issue(path: str, value: Any, location: str) -> Issue | None:
     """What is wrong with a value that we read, so that it is not taken for something else."""
     shape, fits = _SHAPES.get(path, ("", lambda _: True))
     if fits(value):
         return None
     return Issue(
-        "sdk-default-invalid", f"SageMaker.TrainingJob.{path}", f"must be {shape}", value, "Correct it there", place
+        "sdk-default-invalid", f"SageMaker.TrainingJob.{path}", f"must be {shape}", value, "Correct it there", location
     )
 
 
@@ -139,26 +139,26 @@ _SHAPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def _places(environ: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
+def _locations(environ: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
     """The SDK's places: those of ``platformdirs``."""
-    home = environ.get("HOME") or str(Path.home())
+    user_folder = environ.get("HOME") or str(Path.home())
     if sys.platform == "darwin":
         site = "/Library/Application Support"
-        personal = f"{home}{site}"
+        personal = f"{user_folder}{site}"
     else:
         # Of several folders of the site platformdirs takes the first.
         site = (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep)[0]
-        personal = environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
+        personal = environ.get("XDG_CONFIG_HOME") or f"{user_folder}/.config"
     for variable, folder in ((_ADMIN, site), (_USER, personal)):
         named = environ.get(variable)
         yield named or f"{folder}/sagemaker/{_FILE}", named is not None
 
 
-def _read(place: str, is_named: bool) -> str | None:
+def _read(location: str, is_named: bool) -> str | None:
     # The SDK takes an address in S3 for either file, too.
-    if place.startswith("s3://"):
-        return _read_s3(place)
-    file = Path(place) / _FILE if Path(place).is_dir() else Path(place)
+    if location.startswith("s3://"):
+        return _read_s3(location)
+    file = Path(location) / _FILE if Path(location).is_dir() else Path(location)
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -166,20 +166,20 @@ def _read(place: str, is_named: bool) -> str | None:
         if not is_named and isinstance(error, FileNotFoundError | NotADirectoryError):
             return None
         raise PlanError(
-            [Issue("sdk-defaults-unreadable", place, f"SageMaker SDK defaults cannot be read: {error}")]
+            [Issue("sdk-defaults-unreadable", location, f"SageMaker SDK defaults cannot be read: {error}")]
         ) from None
 
 
-def _read_s3(place: str) -> str:
+def _read_s3(location: str) -> str:
     from sm_llm.storage.uri import open_store
 
-    folder, _, name = place.rpartition("/")
+    folder, _, name = location.rpartition("/")
     # An address that does not name a YAML file is a folder with config.yaml, as the SDK infers.
     if not name.endswith((".yaml", ".yml")):
-        folder, name = place.rstrip("/"), _FILE
+        folder, name = location.rstrip("/"), _FILE
     body = open_store(folder).get(name)
     if body is None:
-        raise PlanError([Issue("sdk-defaults-not-found", place, "SageMaker SDK defaults are not there")])
+        raise PlanError([Issue("sdk-defaults-not-found", location, "SageMaker SDK defaults are not there")])
     return body.decode("utf-8")
 
 

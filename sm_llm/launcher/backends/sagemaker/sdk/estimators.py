@@ -37,12 +37,12 @@ from sm_llm.launcher.backends.sagemaker.sdk.sdk_pipelines import watch_pipelines
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import defaults_of, is_pipeline, was_created
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_tuner import watch_tuners
 from sm_llm.launcher.backends.sagemaker.sdk.staged import Staged, planned
-from sm_llm.launcher.planning.input_places import assert_inputs_exist
+from sm_llm.launcher.planning.input_locations import assert_inputs_exist
 from sm_llm.optional import command
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.validation.runner import refuse, run
 from sm_llm.storage.publication.result import RESULT
-from sm_llm.terminal import say
+from sm_llm.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -265,7 +265,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         name = job_name or self._staged.request["TrainingJobName"]
         if in_pipeline:
             return self._fit_step(inputs, job_name, merged, wait=wait, logs=logs, **options)
-        say(*self._staged.plan.start_lines(), err=True)
+        echo(*self._staged.plan.start_lines(), err=True)
         session, output_path = self.sagemaker_session, self.output_path
         # The name is ours, so the claimed attempt leads to the job before the job exists.
         native_id = f"{session.boto_region_name}/{name}"
@@ -290,7 +290,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
     def _fit_step(self, inputs: Any, job_name: Any, merged: Any, **options: Any) -> Any:
         """The arguments of a step. What of its inputs only the pipeline knows is part of its run's address."""
         if job_name is not None or self._first.names_jobs:
-            say(f"  warning: {_NAMED_BY_PIPELINES}", err=True)
+            echo(f"  warning: {_NAMED_BY_PIPELINES}", err=True)
         given = {**self._given, "inputs": variables_of(inputs)}
         base = self.submission.job.run_uri
         refuse(run(STEP_CHECKERS, StepCall(base, given)))
@@ -306,7 +306,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         # Not before: building an estimator contacts nothing. A role that is a pipeline variable has no account yet.
         if not self._staged.is_stored and "role" not in self._arguments:
             for note in role_notes(self.plan, self.sagemaker_session.boto_session._session):
-                say(f"  warning: {note}", err=True)
+                echo(f"  warning: {note}", err=True)
         self._staged.store(with_record=with_record)
 
     @contextmanager

@@ -97,9 +97,12 @@ def channels(request: Mapping[str, Any]) -> dict[str, Any]:
                 input_mode=channel.get("InputMode"),
             )  # fmt: skip
         else:
-            place = source["FileSystemDataSource"]
+            file_system = source["FileSystemDataSource"]
             found[channel["ChannelName"]] = FileSystemInput(
-                place["FileSystemId"], place["FileSystemType"], place["DirectoryPath"], place["FileSystemAccessMode"]
+                file_system["FileSystemId"],
+                file_system["FileSystemType"],
+                file_system["DirectoryPath"],
+                file_system["FileSystemAccessMode"],
             )
     return found
 

@@ -85,12 +85,12 @@ def _specified(value: Any) -> dict[str, Any]:
         found = {"uri": s3["S3Uri"], "mode": config.get("InputMode", "File")}
         more = {"distribution": s3.get("S3DataDistributionType"), "data_type": s3.get("S3DataType")}
         return {**found, **{name: text for name, text in more.items() if text is not None}}
-    place = source["FileSystemDataSource"]
+    file_system = source["FileSystemDataSource"]
     return {
-        "file_system_id": place["FileSystemId"],
-        "file_system_type": place["FileSystemType"],
-        "directory_path": place["DirectoryPath"],
-        "access_mode": place["FileSystemAccessMode"],
+        "file_system_id": file_system["FileSystemId"],
+        "file_system_type": file_system["FileSystemType"],
+        "directory_path": file_system["DirectoryPath"],
+        "access_mode": file_system["FileSystemAccessMode"],
     }
 
 

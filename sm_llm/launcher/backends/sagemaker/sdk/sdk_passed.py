@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _METRICS = "AlgorithmSpecification.MetricDefinitions"
 # Argument -> its place in the request.
-_PLACES = {
+_LOCATIONS = {
     "enable_infra_check": "InfraCheckConfig.EnableInfraCheck",
     "enable_sagemaker_metrics": "AlgorithmSpecification.EnableSageMakerMetricsTimeSeries",
     "enable_session_tag_chaining": "SessionChainingConfig.EnableSessionTagChaining",
@@ -29,10 +29,10 @@ def passed_issues(passed: Mapping[str, Any], own_metrics: Sequence[Mapping[str, 
 
     ``own_metrics`` are the metric definitions of the job itself, which count with those that are ``passed``.
     """
-    for name, place in _PLACES.items():
+    for name, location in _LOCATIONS.items():
         given = passed.get(name)
         for value in fillings(given) if given is not None else ():
-            issues = list(value_issues(place, value, name))
+            issues = list(value_issues(location, value, name))
             if name == "metric_definitions" and not issues:
                 issues = list(_metric_issues(value, own_metrics))
             yield from issues

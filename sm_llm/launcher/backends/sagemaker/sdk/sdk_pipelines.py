@@ -100,22 +100,22 @@ def check_step_order(definition: Mapping[str, Any]) -> Iterator[Issue]:
     }
     for step in steps:
         for channel in step.get("Arguments", {}).get("InputDataConfig", ()):
-            place = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
+            location = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
             for other, run_address in runs.items():
-                if other == step["Name"] or not _is_below(place, run_address):
+                if other == step["Name"] or not _is_below(location, run_address):
                     continue
                 if other not in _waits_for(step["Name"], steps):
                     problem = f"reads what {other} publishes, and does not wait for it"
                     remedy = f"Write TrainingStep(..., depends_on=[{other!r}])"
                     where = f"steps.{step['Name']}.{channel['ChannelName']}"
-                    yield Issue("step-order-missing", where, problem, place, remedy)
+                    yield Issue("step-order-missing", where, problem, location, remedy)
 
 
-def _is_below(place: Any, folder: Any) -> bool:
+def _is_below(location: Any, folder: Any) -> bool:
     """Whether an address, a text or a join of parts, begins with ``folder``."""
-    if isinstance(place, str) and isinstance(folder, str):
-        return f"{place}/".startswith(f"{folder}/")
-    return not isinstance(folder, str) and json.dumps(folder) in json.dumps(place)
+    if isinstance(location, str) and isinstance(folder, str):
+        return f"{location}/".startswith(f"{folder}/")
+    return not isinstance(folder, str) and json.dumps(folder) in json.dumps(location)
 
 
 def _waits_for(name: str, steps: Sequence[Mapping[str, Any]]) -> set[str]:

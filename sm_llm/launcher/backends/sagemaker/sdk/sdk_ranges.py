@@ -37,7 +37,7 @@ _SETTINGS = {
     "warm_start_config": "WarmStartConfig",
     "tags": "Tags",
 }
-_PLACE = "HyperParameterTuningJobConfig.ParameterRanges.CategoricalParameterRanges.*"
+_LOCATION = "HyperParameterTuningJobConfig.ParameterRanges.CategoricalParameterRanges.*"
 _KINDS = ("Continuous", "Integer", "Categorical")
 # A range of so many whole numbers is tried as a whole.
 _MOST_VALUES = 64
@@ -116,7 +116,7 @@ def _own_issues(name: Any, value: Any) -> Iterator[Issue]:
             remedy="Write numbers or text; hyperparameters of the estimator take variables",
         )
     elif kind == "Categorical":
-        for issue in value_issues(_PLACE, value.as_json_range(name), path, _OPERATION):
+        for issue in value_issues(_LOCATION, value.as_json_range(name), path, _OPERATION):
             yield replace(issue, path=issue.path.replace(f"{path}.Values", path, 1))
         if len(set(value.values)) < len(value.values):
             yield Issue("range-value-repeated", path, "has a value twice", value.values, "Keep one of the two")
@@ -255,12 +255,12 @@ def setting_issues(tuner: Any, job_name: Any) -> Iterator[Issue]:
     if job_name is not None:
         found += value_issues("HyperParameterTuningJobName", job_name, "job_name", _OPERATION)
     values: dict[str, Any] = {}
-    for name, place in _SETTINGS.items():
+    for name, location in _SETTINGS.items():
         given = getattr(tuner, name, None)
         as_request = getattr(given, "to_input_req", None)
         for value in () if given is None else fillings(given if as_request is None else as_request()):
             values.setdefault(name, value)
-            found += value_issues(place, value, name, _OPERATION)
+            found += value_issues(location, value, name, _OPERATION)
     # Compared only where each is possible by itself.
     yield from found or _together_issues(values, list(_ranges_of(tuner)))
 

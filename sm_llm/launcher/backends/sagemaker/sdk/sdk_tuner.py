@@ -19,7 +19,7 @@ from sm_llm.launcher.backends.sagemaker.request.request import BETTER, METRICS, 
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_checks import TRIAL_CHECKERS, TUNER_CHECKERS, TunerCall, TunerTrials
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import is_pipeline
 from sm_llm.spec.validation.runner import refuse, run
-from sm_llm.terminal import say
+from sm_llm.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -124,7 +124,7 @@ def _checked(trials: TunerTrials) -> list[Mapping[str, str]]:
 
 
 def _warn(text: str) -> None:
-    say(f"  warning: {text}", err=True)
+    echo(f"  warning: {text}", err=True)
 
 
 def _base_name(estimator: Any) -> str:

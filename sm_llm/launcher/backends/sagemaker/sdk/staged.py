@@ -60,10 +60,10 @@ class Staged:
         from sm_llm.storage.uri import join
 
         spec = loaded.spec
-        home = run_store_at(join(storage_root(spec), run_id), spec.storage_options.model_dump())
+        run_store = run_store_at(join(storage_root(spec), run_id), spec.storage_options.model_dump())
         record = new_record(run_id, spec, loaded.digest, loaded.origins, [plan.to_json()], created=time.time())
         record = record.model_copy(update={"in_pipeline": in_pipeline})
-        return cls(loaded, plan, record, build_submission(plan, home, record))
+        return cls(loaded, plan, record, build_submission(plan, run_store, record))
 
     def again(self) -> Staged:
         """Another run of the same job, planned anew: the program's files may have changed."""
@@ -102,29 +102,29 @@ class Staged:
         A step whose address only its execution knows writes its record itself (``with_record`` false).
         Raises ``StorageError`` and ``SubmitError``.
         """
-        from sm_llm.contract.job_file import job_home
+        from sm_llm.contract.job_file import job_run_store
         from sm_llm.launcher.backends.sagemaker.jobs.submit import upload
 
         if self.is_stored:
             return
-        home = job_home(self.submission.job)
+        run_store = job_run_store(self.submission.job)
         # In a pipeline an equal step may have been stored before.
-        if with_record and not home.exists():
-            home.create(self.record)
+        if with_record and not run_store.exists():
+            run_store.create(self.record)
         upload(self.submission)
         self.is_stored = True
 
     def claimed(self, native_id: str, exists: Callable[[], bool]) -> AbstractContextManager[None]:
         """Put the training job, which is created inside, into the run's record; out again where it was not created."""
-        from sm_llm.contract.job_file import job_home
+        from sm_llm.contract.job_file import job_run_store
         from sm_llm.launcher.submission import claimed
         from sm_llm.runs.run_record import Attempt
 
-        return claimed(job_home(self.submission.job), Attempt.claim(1, native_id), exists=exists)
+        return claimed(job_run_store(self.submission.job), Attempt.claim(1, native_id), exists=exists)
 
     def close(self, native_id: str, error: BaseException) -> None:
         """Record that the training job was not created, so that nobody waits for it; nothing where it was."""
-        from sm_llm.contract.job_file import job_home
+        from sm_llm.contract.job_file import job_run_store
         from sm_llm.runs.run_record import Attempt
         from sm_llm.runs.run_states import RunState
 
@@ -137,4 +137,4 @@ class Staged:
         }
         attempt = Attempt.claim(1, native_id).model_copy(update=end)
         # An attempt in the record is that of a job which exists.
-        job_home(self.submission.job).update(lambda held: held if held.attempts else held.with_attempt(attempt))
+        job_run_store(self.submission.job).update(lambda held: held if held.attempts else held.with_attempt(attempt))

@@ -15,7 +15,7 @@ from sm_llm.cli.app import app
 from sm_llm.errors import PlanError
 from sm_llm.launcher import api
 from sm_llm.launcher.planner import load_whole, plan, plan_loaded
-from sm_llm.launcher.planning.input_places import assert_inputs_exist
+from sm_llm.launcher.planning.input_locations import assert_inputs_exist
 from sm_llm.storage.folder import FolderStore
 from tests.fixtures.s3_server import READER_KEY
 
@@ -64,20 +64,20 @@ def train(**changes: Any) -> dict[str, Any]:
     }
 
 
-def rows(place: str) -> dict[str, Any]:
-    return train(data={"format": "rows", "seq_length": 16, "train": place})
+def rows(location: str) -> dict[str, Any]:
+    return train(data={"format": "rows", "seq_length": 16, "train": location})
 
 
 def test_a_mistyped_address_in_S3_is_reported_and_a_prefix_is_a_folder(s3_server: Any, base: str) -> None:
     endpoint = s3_server.endpoint
     texts = {"kind": "prepare", "seq_length": 16}
-    for place in ("rows-2", "rows-2/", "texts/a.txt"):
-        assert probed(endpoint, {**texts, "sources": [f"{base}/{place}"]}) == "", place
+    for location in ("rows-2", "rows-2/", "texts/a.txt"):
+        assert probed(endpoint, {**texts, "sources": [f"{base}/{location}"]}) == "", location
     assert probed(endpoint, rows(f"{base}/rows/")) == ""
-    for place in ("row", "rows/rows", "texts/a"):
-        reported = probed(endpoint, rows(f"{base}/{place}"))
+    for location in ("row", "rows/rows", "texts/a"):
+        reported = probed(endpoint, rows(f"{base}/{location}"))
         problem = "is not there: no object has this name, and none lies below it"
-        assert reported.startswith(f"task.data.train (Python): {problem} (got '{base}/{place}')")
+        assert reported.startswith(f"task.data.train (Python): {problem} (got '{base}/{location}')")
     assert "the bucket does not exist" in probed(endpoint, rows("s3://no-such-bucket/rows"))
 
 
@@ -91,9 +91,9 @@ def test_every_place_is_reported_at_once_and_a_named_input_once(s3_server: Any, 
 def test_S12_6g_rows_are_what_prepare_writes(s3_server: Any, base: str) -> None:
     endpoint = s3_server.endpoint
     problem = "has no state.json and no dataset_info.json"
-    for place in ("rows-2", "sets"):
-        reported = probed(endpoint, rows(f"{base}/{place}"))
-        assert reported.startswith(f"task.data.train (Python): {problem}"), place
+    for location in ("rows-2", "sets"):
+        reported = probed(endpoint, rows(f"{base}/{location}"))
+        assert reported.startswith(f"task.data.train (Python): {problem}"), location
     assert "is an object, where a folder of rows" in probed(endpoint, rows(f"{base}/texts/a.txt"))
     data = {"format": "rows", "seq_length": 16, "train": "inputs.corpus/train", "validation": f"{base}/sets"}
     reported = probed(endpoint, train(data=data), inputs={"corpus": {"uri": f"{base}/sets"}})
@@ -101,8 +101,8 @@ def test_S12_6g_rows_are_what_prepare_writes(s3_server: Any, base: str) -> None:
 
 
 def test_12e_1_every_place_in_S3_holds_what_its_field_reads(s3_server: Any, base: str) -> None:
-    def lines(place: str) -> dict[str, Any]:
-        return train(data={"format": "json_rows", "seq_length": 16, "train": f"{base}/{place}"})
+    def lines(location: str) -> dict[str, Any]:
+        return train(data={"format": "json_rows", "seq_length": 16, "train": f"{base}/{location}"})
 
     endpoint, prepare = s3_server.endpoint, {"kind": "prepare", "seq_length": 16}
     assert probed(endpoint, lines("lines")) == ""
@@ -120,8 +120,8 @@ def test_S12_12_a_manifest_is_searched_for_and_what_it_lists_is_not(s3_server: A
     backend = {"name": "sagemaker", "role": role, "region": "us-east-1", "max_run_seconds": 3600}
     more = {"backend": backend, "compute": {"instance_type": "ml.m5.2xlarge"}, "storage": f"{base}/runs"}
 
-    def reported(place: str) -> str:
-        inputs = {"corpus": {"uri": f"{base}/{place}", "data_type": "ManifestFile"}}
+    def reported(location: str) -> str:
+        inputs = {"corpus": {"uri": f"{base}/{location}", "data_type": "ManifestFile"}}
         return probed(s3_server.endpoint, train(data=data), inputs=inputs, **more)
 
     put = partial(s3_server.client.put_object, Bucket=base.removeprefix("s3://"))
@@ -129,17 +129,17 @@ def test_S12_12_a_manifest_is_searched_for_and_what_it_lists_is_not(s3_server: A
     put(Key="lists/short", Body=b'[{"prefix": "s3://bucket/x/"}]')
     put(Key="lists/lines", Body=b'{"source-ref": "s3://bucket/x/a"}')
     assert reported("lists/good") == ""
-    for place in ("texts/b.txt", "lists", "lists/", "lists/good/"):
-        assert reported(place).startswith("inputs.corpus (Python): is not there: a manifest is one object")
-    for place in ("texts/a.txt", "lists/short", "lists/lines"):
-        assert reported(place).startswith("inputs.corpus (Python): is not a manifest of SageMaker")
+    for location in ("texts/b.txt", "lists", "lists/", "lists/good/"):
+        assert reported(location).startswith("inputs.corpus (Python): is not there: a manifest is one object")
+    for location in ("texts/a.txt", "lists/short", "lists/lines"):
+        assert reported(location).startswith("inputs.corpus (Python): is not a manifest of SageMaker")
 
 
 def test_S12_6f_a_wheelhouse_holds_wheels(s3_server: Any, base: str) -> None:
     role = "arn:aws:iam::111122223333:role/train"
 
-    def reported(place: str) -> str:
-        backend = {"name": "sagemaker", "role": role, "region": "us-east-1", "wheelhouse": f"{base}/{place}"}
+    def reported(location: str) -> str:
+        backend = {"name": "sagemaker", "role": role, "region": "us-east-1", "wheelhouse": f"{base}/{location}"}
         compute = {"instance_type": "ml.m5.2xlarge"}
         more = {"backend": {**backend, "max_run_seconds": 3600}, "compute": compute, "storage": f"{base}/runs"}
         return probed(s3_server.endpoint, train(), **more)
@@ -217,7 +217,7 @@ def test_E20_plan_names_what_it_could_not_check(s3_server: Any, base: str, monke
 
 def test_a_store_that_does_not_answer_is_asked_once(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "sm_llm.launcher.planning.input_places.CONFIG", {"connect_timeout": 1, "retries": {"total_max_attempts": 1}}
+        "sm_llm.launcher.planning.input_locations.CONFIG", {"connect_timeout": 1, "retries": {"total_max_attempts": 1}}
     )
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
@@ -235,18 +235,18 @@ def test_E20_a_checkpoint_to_start_from_is_read_by_the_plan(tmp_path: Path) -> N
     FolderStore(tmp_path / "done").put_if_absent(COMMIT, b"x")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
-    for place, problem in (
+    for location, problem in (
         ("typo", "is not there"), ("model", "has no checkpoint"), ("done@30", "has no checkpoint of step 30"),
         ("done", None), ("done@40", None),
     ):  # fmt: skip
-        spec = {"name": "look", "task": train(start={"checkpoint": f"{tmp_path}/{place}"})}
+        spec = {"name": "look", "task": train(start={"checkpoint": f"{tmp_path}/{location}"})}
         if problem is None:
             plan(spec)
             continue
         with pytest.raises(PlanError) as raised:
             plan(spec)
         (fault,) = raised.value.issues
-        assert (fault.path, problem in fault.message) == ("task.start.checkpoint", True), place
+        assert (fault.path, problem in fault.message) == ("task.start.checkpoint", True), location
 
 
 def test_what_cannot_be_read_from_here_is_left_to_the_job(

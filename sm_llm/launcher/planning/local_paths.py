@@ -41,11 +41,11 @@ def local_folder(uri: str | None, base: Path | None = None) -> Path | None:
     return path if path is None or path.exists() else _published(path)
 
 
-def contents(place: Path) -> str:
+def contents(location: Path) -> str:
     """``12 files, 3.4 MB``: what a file or folder of this machine holds; of a very large folder that it is one."""
     from sm_llm.terminal import counted, size
 
-    found = [place] if place.is_file() else place.rglob("*")
+    found = [location] if location.is_file() else location.rglob("*")
     sizes: list[int] = []
     try:
         for it in found:
