@@ -174,7 +174,7 @@ class Frame:
     def _leave(self, context: WorkerContext) -> None:
         grace = context.job.spec.backend.stop_seconds
         left = context.requests.seconds_left(grace)
-        leave_in_order(self.kv_store, context.place, grace if left is None else left)
+        leave_in_order(self.kv_store, context.process, grace if left is None else left)
 
     def end_now(self, reason: str) -> None:
         """A request to stop while there are no steps to finish: nothing is lost by ending here."""
