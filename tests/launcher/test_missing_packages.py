@@ -53,6 +53,7 @@ def test_the_line_names_packages_and_the_command() -> None:
     assert cause(ImportError(name="sm_llm.nothing")) is None
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("lacking", SETS)
 def test_every_verb_states_what_is_missing_in_one_line(lacking: str, tmp_path: Path, fakes: Any) -> None:
     fakes.use("from sm_llm.runs.events.events import *\n"

@@ -126,7 +126,7 @@ def name_files_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RenameTempFileHandler, "__call__", named_late)
 
 
-@pytest.mark.parametrize("engine", ["s5cmd", "crt"])
+@pytest.mark.parametrize("engine", ["s5cmd", pytest.param("crt", marks=slow)])
 def test_an_engine_that_came_on_starts_again_with_new_credentials(
     store: S3Store, renewed: Any, fault_proxy: Any, rule: Any, tmp_path: Path, engine: str,
     monkeypatch: pytest.MonkeyPatch,

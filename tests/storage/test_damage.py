@@ -107,6 +107,7 @@ def test_I1_two_shards_swapped_in_the_store_are_caught_and_the_checkpoint_before
     assert tree(restored.folder) == before
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("engine", "action"),
     [*((engine, "flip") for engine in ("auto", *ENGINES)), ("auto", "replace"), ("auto", "longer")],

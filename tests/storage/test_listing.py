@@ -209,13 +209,13 @@ def test_I7_an_error_names_what_came_instead_of_an_answer(
     assert len(scripted.requests) == (2 if "Reduce" in body else listing.TRIES)
 
 
-@pytest.mark.parametrize("name", MALFORMED)
+@pytest.mark.parametrize("name", sample(list(MALFORMED), 16))
 def test_I7_s01_one_such_answer_is_asked_for_again(scripted: Scripted, store: S3Store, name: str) -> None:
     scripted.answers = [MALFORMED[name], GOOD]
     assert [it.key for it in store.list("")] == ["a"]
 
 
-@pytest.mark.parametrize("name", MALFORMED)
+@pytest.mark.parametrize("name", sample(list(MALFORMED), 16))
 def test_I7_s01_a_later_page_is_checked_like_the_first(scripted: Scripted, store: S3Store, name: str) -> None:
     scripted.answers = [page("runs/a", truncated="true", token="t1"), MALFORMED[name]]
     with pytest.raises(StorageError):
@@ -304,7 +304,7 @@ def downloaded(
     return download
 
 
-@pytest.mark.parametrize("name", MALFORMED)
+@pytest.mark.parametrize("name", sample(list(MALFORMED), 16))
 def test_I7_wheels_are_listed_with_the_same_care(
     scripted: Scripted, downloaded: Callable[[], list[str]], name: str
 ) -> None:

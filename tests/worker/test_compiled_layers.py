@@ -31,6 +31,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return launch(folder, 2, {}, script="compiled_layers.py").results
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("way", WAYS)
 def test_every_layer_is_one_compiled_graph(results: Results, way: str) -> None:
     report = LayersCompiled(**results[way]["compiled"]["report"])
@@ -40,6 +41,7 @@ def test_every_layer_is_one_compiled_graph(results: Results, way: str) -> None:
     assert results[way]["eager"]["report"] is None
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("way", WAYS)
 def test_compiling_changes_no_number_and_no_name(results: Results, way: str) -> None:
     eager, found = (results[way][it] for it in ("eager", "compiled"))
