@@ -7,7 +7,6 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-import transformers
 
 import sm_llm
 from sm_llm.runs.events.events import read_events
@@ -62,5 +61,7 @@ def test_llama_is_fine_tuned_with_smp_on_own_json_rows(slurm: SlurmCluster, tmp_
     assert [it["step"] for it in events if it["kind"] == "validation"] == [2, 4]
     assert all(it["host_memory_bytes"] > 0 for it in events if it["kind"] == "throughput")
     assert {it["source"] for it in events if it["kind"] == "start_chosen"} == {"pretrained"}
-    model = transformers.AutoModelForCausalLM.from_pretrained(run.result)
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(run.result)
     assert model.config.hidden_size == SIZES["hidden_size"]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import sm_llm
 from sm_llm.runs.events.events import read_events
@@ -67,6 +66,9 @@ def trainium(folder: Path, hub: Hub) -> dict[str, Any]:
 def test_the_workflow_for_trainium_with_its_run_in_S3(
     slurm: SlurmCluster, tmp_path: Path, bucket: str, s3_server: Any, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Not at the top: every process of the default suite imports this file, and has no test in it.
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     config = LlamaConfig(
         vocab_size=304, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2,
