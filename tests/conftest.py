@@ -16,6 +16,9 @@ os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
 """No thread pool per core, and where a process has several threads all the same, those that wait sleep: on a busy
 machine they would use up several times the computation's own CPU time by asking again and again. torch reads it when it
 is imported, which a test file may do before any test runs."""
+os.environ["HF_HUB_OFFLINE"] = "1"
+"""A name of the hub that a test does not serve itself (``tests/fixtures/hub_double.py``) is an error at once; without a
+network the library would try for 23 seconds. Set here, since it reads the variable when it is imported."""
 
 pytest_plugins = [
     "tests.fixtures.sampling",

@@ -88,7 +88,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 def refused(task: dict[str, Any], **more: Any) -> dict[str, str]:
