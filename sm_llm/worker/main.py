@@ -28,6 +28,7 @@ from sm_llm.worker.inputs.stage_inputs import stage_inputs
 from sm_llm.worker.process_info import ProcessInfo, container_paths
 from sm_llm.worker.publishing.event_upload import upload_events
 from sm_llm.worker.publishing.own_record import keep_record
+from sm_llm.worker.runtime.imports import without_collections
 from sm_llm.worker.runtime.stop import Stopping, leave
 from sm_llm.worker.supervision import failure_report as failures
 from sm_llm.worker.supervision.kernel_probe import probe_kernels
@@ -96,6 +97,7 @@ class Frame:
         self.context: WorkerContext | None = None
         self.kv_store: KeyValueStore | None = None
         self.periodic: PeriodicTask | None = None
+        self.settle_kernels: Callable[[], None] = lambda: None
         self._reported = False
 
     def work(self, kind: str, watched: bool) -> None:
@@ -123,7 +125,7 @@ class Frame:
                 # NCCL and gloo read their variables once, when a process group is made.
                 settle_environment(self.environ, context.job.spec.environment)
                 if watched:
-                    probe_kernels(context)
+                    self.settle_kernels = probe_kernels(context)
                 secrets = secrets_at_hand(context.job.spec.secrets, warn=partial(context.notice, level="warning"))
                 # In this order: trackers may need secrets, and ``watching``, the innermost, reports a failure before
                 # they close.
@@ -136,7 +138,9 @@ class Frame:
     def run_task(self, kind: str, context: WorkerContext) -> None:
         """The task. A stop is recorded before anything closes, which may take longer than the grace time."""
         try:
-            _task(kind)(context, stage_inputs(context))
+            task = _task(kind)
+            self.settle_kernels()  # they were loaded beside the import of torch
+            task(context, stage_inputs(context))
         except Stopping as stopping:
             self.report_stop(stopping.record)
             raise
@@ -240,7 +244,8 @@ def _task(kind: str) -> Task:
     if row is None:
         raise RunFailed(f"there are no {kind} jobs; there are {', '.join(TASK_KINDS)}")
     module, _, name = row.worker.partition(":")
-    return cast("Task", getattr(import_module(module), name))
+    with without_collections():
+        return cast("Task", getattr(import_module(module), name))
 
 
 def _kv_store(context: WorkerContext, environ: Mapping[str, str]) -> KeyValueStore | None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.hosts import IN_ORDER, numeric
 from sm_llm.parent import end_with_parent
+from sm_llm.worker.node_setup import forking_torchrun
 from sm_llm.worker.node_setup.container_folders import STEPPED, make_container_folders
 from sm_llm.worker.node_setup.preflight import Expected, node_issues
 from sm_llm.worker.slurm import leftovers
@@ -109,7 +110,7 @@ class Node:
         """What runs the processes of this node. Restarts are Slurm's business, so torchrun's stay 0."""
         rendezvous, port = self.rendezvous
         return [
-            sys.executable, "-P", "-m", "torch.distributed.run",
+            sys.executable, "-P", "-m", self._torchrun(),
             f"--nnodes={len(self.names)}", f"--nproc-per-node={self.processes}", f"--node-rank={self.index}",
             "--rdzv-backend=static", f"--rdzv-id={rendezvous}",
             f"--master-addr={self.names[0]}", f"--master-port={port}",
@@ -117,6 +118,12 @@ class Node:
             *(["--tee=3"] if self.processes > 1 else []),  # one process prints into the node's log itself
             str(Path(__file__).parents[3] / self.entry),
         ]  # fmt: skip
+
+    def _torchrun(self) -> str:
+        task = self.job["spec"]["task"]
+        strategy = task.get("parallelism", {}).get("strategy")
+        can_fork = task["kind"] == "train" and strategy in forking_torchrun.STRATEGIES
+        return forking_torchrun.__name__ if can_fork else "torch.distributed.run"
 
     def variables(self) -> dict[str, str]:
         """The environment of torchrun."""

@@ -13,6 +13,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from sm_llm.models.config import both_spellings
 from sm_llm.models.families.table import family
 from sm_llm.worker.parameter_names import with_plain_names
+from sm_llm.worker.runtime.imports import without_collections
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +25,12 @@ def build_on_meta(
     config: Mapping[str, Any], attention: str = "sdpa", dtype: torch.dtype = torch.float32
 ) -> torch.nn.Module:
     """The causal language model of a canonical config, on the meta device."""
+    # The class of a model is imported only when it is made.
+    with without_collections():
+        return _on_meta(config, attention, dtype)
+
+
+def _on_meta(config: Mapping[str, Any], attention: str, dtype: torch.dtype) -> torch.nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     fields = {name: value for name, value in both_spellings(dict(config)).items() if name != "model_type"}

@@ -18,6 +18,7 @@ Option = tuple[str, str | None]
 
 # Words that need no quotes in bash and in a line of options.
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SPECIAL = re.compile(r'[\\"$`]')
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -43,7 +44,6 @@ class BatchScript:
     absent: str
     """What it means if the code is not there."""
     umask: str = "077"
-    node_program: str = "sm_llm/worker/slurm/node.py"
     requeues: bool = False
     time_limit: bool = False
     stopped_code: int = 0
@@ -88,6 +88,13 @@ def _comment(value: object) -> str:
     return _UNPRINTABLE.sub("?", str(value))
 
 
+def _variable(name: str) -> str:
+    """A name of a variable, which bash takes in no quotes."""
+    if not _VARIABLE.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of a variable")
+    return name
+
+
 @cache
 def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
@@ -96,6 +103,6 @@ def _template() -> Template:
     environment = Environment(
         undefined=StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters |= {"q": quoted, "comment": _comment}
+    environment.filters |= {"q": quoted, "comment": _comment, "variable": _variable}
     source = (files("sm_llm") / "launcher" / "backends" / "slurm" / "job.sh.j2").read_text(encoding="utf-8")
     return environment.from_string(source)
