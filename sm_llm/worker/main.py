@@ -252,7 +252,9 @@ def _kv_store(context: WorkerContext, environ: Mapping[str, str]) -> KeyValueSto
     """Torchrun's, or one of our own for hosts that run no torchrun; none for a program that is alone."""
     if not isinstance(context.job.spec.task, TrainTask) and context.process.world_size == 1:
         return None  # and torch is not needed
-    # Only here, since it imports torch.
+    with without_collections():
+        import_module("torch")
+    # Only here, since it needs torch.
     from sm_llm.worker.runtime.key_value_store import connect, open_key_value_store
 
     prefix, secret = f"{context.job.run_id}/{context.job.attempt}", environ.get(STORE_SECRET_ENVIRONMENT, "")

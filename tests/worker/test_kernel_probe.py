@@ -55,13 +55,8 @@ def test_what_is_not_installed_or_can_be_loaded_is_not_a_matter(tmp_path: Path) 
 
 def test_one_process_of_a_node_looks(kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     polled = context(tmp_path)
-<<<<<<< HEAD
     polled.process = ProcessInfo(rank=1, world_size=2, local_rank=1, local_world_size=2)
-    probe_kernels(polled, (kernel,))
-=======
-    polled.place = ProcessInfo(rank=1, world_size=2, local_rank=1, local_world_size=2)
     probe_kernels(polled, (kernel,))()
->>>>>>> 9b301823 (Import torch once for the processes of a node)
     assert capsys.readouterr().out == ""
 
 

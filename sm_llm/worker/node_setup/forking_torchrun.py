@@ -1,7 +1,7 @@
 """torchrun that imports torch once for a node: its processes are forked from it, with torch and our code loaded.
 
-``python -P -m sm_llm.worker.node_setup.forking_torchrun ARGUMENTS`` of torchrun. Started by it as programs, the processes
-would import torch once more each, after torchrun itself has: seconds of every start, more from a shared file system.
+``python -P -m sm_llm.worker.node_setup.forking_torchrun ARGUMENTS`` of torchrun. Processes that it starts as programs
+import torch once more each, after torchrun itself has: seconds of every start, more from a shared file system.
 """
 
 from __future__ import annotations

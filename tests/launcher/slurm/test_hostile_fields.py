@@ -6,7 +6,6 @@ import subprocess
 from copy import deepcopy
 from dataclasses import fields
 from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -20,6 +19,7 @@ from tests.launcher.slurm.conftest import TINY, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 HOSTILE = (
     "a b'c\"d $(touch executed) `touch executed` ; touch executed & | > * \\",

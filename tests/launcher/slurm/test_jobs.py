@@ -75,7 +75,8 @@ class Accounting(Scripted):
     def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
         if argv[0] == "sacct":
             self.asked.append(argv)
-            return CommandResult(0, self.rows.encode(), "")
+            rows = "".join(f"{it}|/jobs/tiny-1/attempt-1\n" for it in self.rows.splitlines())
+            return CommandResult(0, rows.encode(), "")
         return super().run(argv, stdin=stdin)
 
 
@@ -278,6 +279,44 @@ def test_SL25_no_text_of_a_log_decides_how_a_job_ended(tmp_path: Path) -> None:
         tmp_path, outcome_0__json='{"exit_code": 0}', job__log="Traceback\nCancelledError: slurmstepd: error: FAILED\n"
     )
     assert jobs.state_of(run_store, record, Cluster(Scripted(FORGOTTEN))).state is RunState.COMPLETED_UNPUBLISHED
+
+
+OTHER = b"/fsx/sm_llm/jobs/other-20261101-000000-aaaa/attempt-1"
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "PENDING", "COMPLETED", "FAILED"])
+def test_a_job_of_another_cluster_that_has_the_same_number_is_left_alone(state: str, tmp_path: Path) -> None:
+    """Every cluster counts from 1, and every login node is ``localhost`` to itself."""
+    run_store, record = a_run(tmp_path, "7")
+    login = Scripted(CommandResult(0, listed(state).output.replace(b"/jobs/tiny-1/attempt-1", OTHER), ""))
+    native = jobs.state_of(run_store, record, Cluster(login))
+    assert native.state is RunState.UNKNOWN
+    assert f"job 7 of login is another one, in {OTHER.decode()}" in native.detail
+    assert run_store.record() == record, "nothing is settled"
+    for now in (True, False):
+        with pytest.raises(SubmitError, match="job 7 of login is another one"):
+            jobs.stop_job(record, record.attempts[0], Cluster(login), now=now)
+    with pytest.raises(SubmitError, match="job 7 of login is another one"):
+        jobs.shell_command(record, record.attempts[0], 0, Cluster(login))
+    assert not any(argv[0] == "scancel" for argv in login.asked)
+    left(tmp_path, outcome_0__json='{"exit_code": 1}', failure_0_0="out of memory")
+    assert jobs.state_of(run_store, record, Cluster(login)).detail == "node 0: out of memory", "what it left is its own"
+
+
+def test_a_row_of_the_accounting_is_compared_as_well(tmp_path: Path) -> None:
+    run_store, record = a_run(tmp_path, "7")
+    left(tmp_path)
+    login = Accounting(FORGOTTEN, rows="7|FAILED|2026-11-29T13:48:14|n1")
+    record = record.model_copy(update={"run_id": "tiny-2"})
+    assert jobs.state_of(run_store, record, Cluster(login)).state is RunState.UNKNOWN
+
+
+def test_a_job_that_left_nothing_names_the_shared_folder(tmp_path: Path) -> None:
+    """Nodes that do not see the folder, or a file system without space, leave no log to read the reason from."""
+    run_store, record = a_run(tmp_path, "7")
+    native = jobs.state_of(run_store, record, Cluster(Scripted(listed("FAILED", "NonZeroExitCode"))))
+    assert native.state is RunState.FAILED
+    assert "its nodes see backend.shared_folder at the same path" in native.detail
 
 
 @pytest.mark.parametrize("error", ["Unable to contact slurm controller", "Socket timed out on send/recv operation"])

@@ -28,7 +28,7 @@ from sm_llm.launcher.backends.slurm.submit import check_cluster
 from sm_llm.launcher.backends.slurm.transport import CommandResult, LocalTransport, SshTransport
 from sm_llm.launcher.tools import clusters
 from sm_llm.spec.backends.slurm import SlurmAccess, SlurmOptions
-from tests.launcher.slurm.test_jobs import Scripted, listed
+from tests.launcher.slurm.test_jobs import Scripted, a_run, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +78,7 @@ def test_only_a_cluster_has_nodes_and_its_options_are_checked() -> None:
         clusters.check_cluster("slurm")
 
 
-def test_a_shell_is_a_step_of_the_running_job() -> None:
+def test_a_shell_is_a_step_of_the_running_job(tmp_path: Path) -> None:
     @dataclass
     class Login(Scripted):
         def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
@@ -88,15 +88,17 @@ def test_a_shell_is_a_step_of_the_running_job() -> None:
             return LocalTransport().interactive(argv)
 
     cluster = Cluster(Login(listed("RUNNING")))
-    argv = shell_command("localhost/7", 1, cluster)
+    _, record = a_run(tmp_path, "7")
+    attempt = record.attempts[0]
+    argv = shell_command(record, attempt, 1, cluster)
     assert argv[:4] == ["srun", "--overlap", "--pty", "--jobid=7"]
     assert "--nodelist=n10" in argv  # as ranks are counted: n9 has rank 0
     with pytest.raises(SubmitError, match="--node must be at most 1: job 7 runs on n9, n10"):
-        shell_command("localhost/7", 2, cluster)
+        shell_command(record, attempt, 2, cluster)
     with pytest.raises(SubmitError, match="job 7 is not running: it is waiting"):
-        shell_command("localhost/7", 0, Cluster(Login(listed("PENDING"))))
+        shell_command(record, attempt, 0, Cluster(Login(listed("PENDING"))))
     with pytest.raises(SubmitError, match=r"jobs of a workflow\. Name the run of one of its steps"):
-        shell_command("localhost/7,8", 0, cluster)
+        shell_command(record, attempt.model_copy(update={"native_id": "localhost/7,8"}), 0, cluster)
     command = SshTransport("login").interactive(["srun", "a b"])
     assert (command[:2], command[-3:-1]) == (["ssh", "-t"], ["--", "login"])
     assert shlex.split(command[-1]) == ["bash", "-lc", 'exec "$@"', "shell", "srun", "a b"]

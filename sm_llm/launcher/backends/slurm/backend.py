@@ -170,7 +170,9 @@ class SlurmBackend(JobBackend):
         """A step of its own on a node of the job; with pyxis it is on the node itself, not in the container."""
         from sm_llm.launcher.backends.slurm.jobs import shell_command
 
-        return shell_command(native_id, node, self._cluster_of(run_store.record()))
+        record = run_store.record()
+        attempt = next(it for it in record.attempts if it.native_id == native_id)
+        return shell_command(record, attempt, node, self._cluster_of(record))
 
     def parse_native(self, text: str) -> NativeJob | None:
         """``slurm://HOST/JOB``, or ``slurm://localhost/JOB`` on a login node; of a workflow ``slurm://HOST/JOB,JOB``."""

@@ -91,7 +91,7 @@ def _comment(value: object) -> str:
 def _variable(name: str) -> str:
     """A name of a variable, which bash takes in no quotes."""
     if not _VARIABLE.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a variable")
+        raise ValueError(f"{name!r} is not a name of a variable")
     return name
 
 

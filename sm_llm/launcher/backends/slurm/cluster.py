@@ -56,7 +56,14 @@ class Ends:
     def last_words(self) -> str:
         """Why the job failed, where nothing else states it."""
         code = self.outcome.get("exit_code") if self.outcome else None
-        return ": ".join(it for it in (f"exit code {code}" if code else "", self.last_line) if it) or "the job failed"
+        words = ": ".join(it for it in (f"exit code {code}" if code else "", self.last_line) if it)
+        if words or self.outcome is not None:
+            return words or "the job failed"
+        # Not even Slurm's own log, which is the first thing that its start on a node writes.
+        return (
+            "the job failed and left nothing in its folder: see that its nodes see backend.shared_folder at the same "
+            "path, and that there is space left (sm-llm doctor --backend slurm)"
+        )
 
 
 @dataclass
@@ -161,15 +168,16 @@ class Cluster:
     def accounted(self, job_id: str) -> JobRow | None:
         """How the job ended by the accounting database; None where that is unknown or has no end of it."""
         # -X: without steps. -D: every start of a requeued job. -P and -n: bars between fields, no header.
-        argv = ["sacct", "-X", "-D", "-P", "-n", "-j", job_id, "-o", "JobID,State,Submit,NodeList"]
+        argv = ["sacct", "-X", "-D", "-P", "-n", "-j", job_id, "-o", "JobID,State,Submit,NodeList,WorkDir"]
         answer = self.transport.run(argv)
         if answer.code:
             if _NO_ACCOUNTING in answer.error:
                 return None
             raise NoAnswer(f"sacct on {self.transport.where}: {answer.words}")
-        lines = [line.split("|") for line in answer.text.splitlines() if line.startswith(f"{job_id}|")]
-        rows = sorted((it for it in lines if len(it) == 4), key=lambda it: it[2])  # by the time of its submission
-        newest = JobRow(rows[-1][0], rows[-1][1], nodes=rows[-1][3]) if rows else None
+        # A path may hold bars as well.
+        lines = [line.split("|", 4) for line in answer.text.splitlines() if line.startswith(f"{job_id}|")]
+        rows = sorted((it for it in lines if len(it) == 5), key=lambda it: it[2])  # by the time of its submission
+        newest = JobRow(rows[-1][0], rows[-1][1], nodes=rows[-1][3], folder=rows[-1][4]) if rows else None
         # A job whose end never reached the database stays "RUNNING" there: Slurm calls it a runaway job.
         return newest if newest is not None and native_state(newest, requeues=False).state.is_final else None
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sm_llm.launcher.backends.slurm.cluster import Cluster, Ends
+    from sm_llm.launcher.backends.slurm.states import JobRow
     from sm_llm.launcher.log_filter import LogFilter
     from sm_llm.runs.run_paths import RunPaths
     from sm_llm.runs.run_record import Attempt, RunRecord
@@ -42,6 +43,17 @@ def split_native(native_id: str) -> tuple[str, str]:
     return location, job_id
 
 
+def other_job(row: JobRow, record: RunRecord, attempt: Attempt, cluster: Cluster) -> str:
+    """Words for a job that has the number of an attempt's job and is another; empty for the attempt's own."""
+    # Every cluster counts its jobs from 1, and "localhost" is any login node: the folder tells jobs apart.
+    if row.folder.endswith(ClusterPaths("").attempt(record.run_id, attempt.number)):
+        return ""
+    return (
+        f"job {row.job_id} of {cluster.transport.where} is another one, in {row.folder or 'an unknown folder'}. This "
+        "run's job was submitted to another cluster, or before this one was set up anew: work where that is known"
+    )
+
+
 def attempt_folder(record: RunRecord, number: int) -> str:
     """The folder of an attempt on the cluster."""
     return ClusterPaths(str(record.spec["backend"]["shared_folder"])).attempt(record.run_id, number)
@@ -57,6 +69,9 @@ def state_of(run_store: RunStore, record: RunRecord, cluster: Cluster) -> Native
     job_id = split_native(last.native_id)[1]
     listed = cluster.job(job_id)
     row = listed or cluster.accounted(job_id)
+    forgotten = f"Slurm no longer knows job {job_id}"
+    if row is not None and (other := other_job(row, record, last, cluster)):
+        row, forgotten = None, other
     # One that squeue no longer lists is not started again.
     requeues = listed is not None and record.spec["backend"].get("retry", "requeue") == "requeue"
     if row is not None and not (native := native_state(row, requeues=requeues)).state.is_final:
@@ -66,9 +81,7 @@ def state_of(run_store: RunStore, record: RunRecord, cluster: Cluster) -> Native
     if row is None:
         # What a start left that was requeued is not the end of the job.
         if ends.outcome is None or ends.outcome.get("requeued"):
-            return NativeState(
-                RunState.UNKNOWN, f"Slurm no longer knows job {job_id}, and it left no outcome in {folder}"
-            )
+            return NativeState(RunState.UNKNOWN, f"{forgotten}, and it left no outcome in {folder}")
         native = NativeState(RunState.FAILED if ends.outcome["exit_code"] else RunState.COMPLETED)
     # The events hold the cause, so they are brought here before the attempt is judged.
     run_store.refresh(f"events/attempt-{last.number}-")
@@ -115,15 +128,19 @@ def stop_job(record: RunRecord, attempt: Attempt, cluster: Cluster, *, now: bool
     job_id = split_native(attempt.native_id)[1]
     # Asked before the request is written: a job that starts in between finds the request.
     row = cluster.job(job_id)
+    if row is not None and (other := other_job(row, record, attempt, cluster)):
+        raise SubmitError(other)
     cluster.put(f"{attempt_folder(record, attempt.number)}/stop", b"")  # it holds for later restarts, too
     if now or (row is not None and native_state(row).state in (RunState.PENDING, RunState.RESTARTING)):
         cluster.cancel(job_id)
 
 
-def shell_command(native: str, node: int, cluster: Cluster) -> list[str]:
+def shell_command(record: RunRecord, attempt: Attempt, node: int, cluster: Cluster) -> list[str]:
     """The command that opens a shell on a node of a running job, within its allocation. Raises ``SubmitError``."""
-    job_id = split_native(native)[1]
+    job_id = split_native(attempt.native_id)[1]
     row = cluster.job(job_id)
+    if row is not None and (other := other_job(row, record, attempt, cluster)):
+        raise SubmitError(other)
     if row is None or row.state != "RUNNING":
         state = "no longer known to Slurm" if row is None else native_state(row).detail or row.state
         raise SubmitError(f"job {job_id} is not running: it is {state}")
