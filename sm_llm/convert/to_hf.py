@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from sm_llm.convert.files.appended_file import AppendedFile
 from sm_llm.convert.files.views import FORMATS, Raw, Slice, chunks, same, whole, zeros
 from sm_llm.convert.hf_source import SOURCE, mapped
 from sm_llm.convert.mapping_rules import HEAD, gaps, parts_by_source, primary_and_copies
@@ -16,7 +17,6 @@ from sm_llm.convert.work import PARTIAL, Unit
 from sm_llm.errors import ConversionError, ConversionRefused, Issue
 from sm_llm.models.safetensors_folder import SINGLE_FILE, read_header
 from sm_llm.storage.checksum import Crc64
-from sm_llm.storage.files import EarlyWriteback, drop_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -235,22 +235,23 @@ def _write_safetensors(
     path: Path, shapes: Mapping[str, tuple[int, ...]], joined: Tensors, count: Callable[[int], None]
 ) -> Result:
     partial_path = path.with_name(path.name + PARTIAL)
+    # It is created exclusively, and an interrupted process may have left one.
+    partial_path.unlink(missing_ok=True)
     checksums, total = {}, 0
-    early, header = EarlyWriteback(), _header(shapes, joined)
+    file = AppendedFile(partial_path)
     try:
-        with partial_path.open("wb", buffering=0) as stream:
-            stream.write(header)
-            for name in shapes:
-                crc = Crc64()
-                for piece in joined.chunks(name):
-                    crc.update(piece)
-                    _write_all(stream, piece)
-                    count(len(piece))
-                    total += len(piece)
-                    early.wrote(stream.fileno(), len(header) + total)
-                checksums[name] = crc.hexdigest()
-            drop_cache(stream.fileno())  # begins to write it to the device
+        file.write(_header(shapes, joined))
+        for name in shapes:
+            crc = Crc64()
+            for piece in joined.chunks(name):
+                crc.update(piece)
+                file.write(piece)
+                count(len(piece))
+                total += len(piece)
+            checksums[name] = crc.hexdigest()
+        file.close()
     except BaseException:
+        file.abort()
         partial_path.unlink(missing_ok=True)
         raise
     # Not flushed here: ``run_units`` flushes all files once, before the manifest is written.
@@ -261,9 +262,3 @@ def _write_safetensors(
 def _held(path: Path) -> dict[str, Iterator[memoryview]]:
     """The tensors of a safetensors file that is there already. Raises ``OSError`` or ``ValueError``."""
     return {name: chunks([whole(mapped(it))], 0) for name, it in read_header(path).items()}
-
-
-def _write_all(stream: Any, piece: memoryview) -> None:
-    # An unbuffered file may take fewer bytes than it is given.
-    while piece:
-        piece = piece[stream.write(piece) :]

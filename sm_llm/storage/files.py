@@ -16,7 +16,6 @@ from sm_llm.owned import make_folders, opener
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_WRITEBACK_BYTES = 32 << 20
 # Bytes; the file systems of Linux take 255.
 _LONGEST_NAME = 205
 # What a folder may hold beside files, folders, links and devices.
@@ -120,22 +119,6 @@ def drop_cache(descriptor: int, begin: int = 0, length: int = 0) -> None:
     """
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, begin, length, os.POSIX_FADV_DONTNEED)
-
-
-class EarlyWriteback:
-    """Has a file that is written from begin to end brought to the device while it grows.
-
-    Otherwise the device has nothing to do until a file is closed, and a flush at the end waits for all of it.
-    """
-
-    def __init__(self) -> None:
-        self._begun = 0
-
-    def wrote(self, descriptor: int, position: int) -> None:
-        """``position`` bytes of the file are written."""
-        if position - self._begun >= _WRITEBACK_BYTES:
-            drop_cache(descriptor, self._begun, position - self._begun)
-            self._begun = position
 
 
 def extensible(name: str) -> str:

@@ -11,8 +11,8 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sm_llm.convert.files.appended_file import AppendedFile
 from sm_llm.convert.files.views import FORMATS, contiguous_strides
-from sm_llm.storage.files import EarlyWriteback, drop_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +22,8 @@ ALIGNMENT = 64
 """Of a tensor's first byte, as torch has it: such files can be mapped."""
 _ZIP64 = 0xFFFF_FFFF
 _LOCAL, _CENTRAL = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I")
-# Of a local header.
-_CHECKSUM_AT = 14
-# Headers and small tensors are written together.
-_BUFFER_BYTES = 1 << 16
-_LARGE_BYTES = 1 << 20
+_FLAGS = 0x808
+"""Names are UTF-8, and checksum and size follow the record, as in files of torch: they are known only then."""
 _DOS_DATE = 33  # 1 January 1980: no clock in the bytes
 
 
@@ -174,10 +171,8 @@ class TorchFile:
     """
 
     def __init__(self, path: Path, stem: str, pickle: bytes) -> None:
-        self._file = path.open("xb", buffering=_BUFFER_BYTES)
+        self._file = AppendedFile(path)
         self._stem = stem
-        self._position = 0
-        self._early = EarlyWriteback()
         self._records: list[_Record] = []
         self._bytes("data.pkl", pickle)
         self._bytes("byteorder", b"little")
@@ -190,74 +185,57 @@ class TorchFile:
         """Write the end of the zip; returns the size of the file."""
         self._bytes("version", b"3\n")
         self._end()
-        self._file.flush()
-        if self._position >= _LARGE_BYTES:
-            drop_cache(self._file.fileno())  # begins to write it to the device
-        self._file.close()
-        return self._position
+        return self._file.close()
 
     def abort(self) -> None:
         """Close the file as it is."""
-        self._file.close()
+        self._file.abort()
 
     def _bytes(self, name: str, body: bytes) -> None:
         self._record(name, len(body), iter([memoryview(body)]), lambda _: None)
 
     def _record(self, name: str, size: int, pieces: Iterator[memoryview], seen: Callable[[memoryview], None]) -> None:
         encoded = f"{self._stem}/{name}".encode()
-        # The header holds the checksum and comes before the data: it is known now for a single piece, else it is
-        # written over afterwards.
-        first = next(pieces, memoryview(b""))
-        start, crc, count = self._position, zlib.crc32(first), len(first)
-        self._write(self._header(encoded, size, crc))
-        seen(first)
-        self._write(first)
+        start, crc, count = self._file.size, 0, 0
+        self._file.write(self._header(encoded, size))
         for piece in pieces:
             crc = zlib.crc32(piece, crc)
             seen(piece)
-            self._write(piece)
-            self._early.wrote(self._file.fileno(), self._position)
+            self._file.write(piece)
             count += len(piece)
         if count != size:
             raise AssertionError(f"{name}: {count} bytes instead of {size}")
-        if len(first) != size:
-            self._file.seek(start + _CHECKSUM_AT)
-            self._file.write(struct.pack("<I", crc))
-            self._file.seek(self._position)
+        self._file.write(struct.pack("<4sI2Q" if size >= _ZIP64 else "<4s3I", b"PK\x07\x08", crc, size, size))
         self._records.append(_Record(encoded, start, size, crc))
 
-    def _header(self, name: bytes, size: int, crc: int) -> bytes:
+    def _header(self, name: bytes, size: int) -> bytes:
         """A local header, padded so that the record begins at a multiple of 64."""
-        # Sizes from 4 GiB are in an extra field of zip64.
+        # Sizes from 4 GiB, here and behind the record, have 8 bytes where there is an extra field of zip64.
         large = size >= _ZIP64
-        extra = struct.pack("<2H2Q", 1, 16, size, size) if large else b""
-        unpadded = self._position + _LOCAL.size + len(name) + len(extra) + 4
+        extra = struct.pack("<2H2Q", 1, 16, 0, 0) if large else b""
+        unpadded = self._file.size + _LOCAL.size + len(name) + len(extra) + 4
         # Padding goes into an extra field "FB", as torch's own writer has it.
         padding = -unpadded % ALIGNMENT
         extra += struct.pack("<2s", b"FB") + struct.pack("<H", padding) + b"Z" * padding
-        shown = _ZIP64 if large else size
-        # 45 is the version that knows zip64; 0x800 marks names as UTF-8.
-        fields = (b"PK\x03\x04", 45 if large else 20, 0x800, 0, 0, _DOS_DATE, crc, shown, shown, len(name), len(extra))
+        shown = _ZIP64 if large else 0
+        # 45 is the version that knows zip64.
+        fields = (b"PK\x03\x04", 45 if large else 20, _FLAGS, 0, 0, _DOS_DATE, 0, shown, shown, len(name), len(extra))
         return _LOCAL.pack(*fields) + name + extra
 
     def _end(self) -> None:
-        begin = self._position
+        begin = self._file.size
         for it in self._records:
             large = [value for value in (it.size, it.size, it.offset) if value >= _ZIP64]
             extra = struct.pack(f"<2H{len(large)}Q", 1, 8 * len(large), *large) if large else b""
             size, offset = min(it.size, _ZIP64), min(it.offset, _ZIP64)
             version = 45 if large else 20
-            fields = (b"PK\x01\x02", version, version, 0x800, 0, 0, _DOS_DATE, it.crc, size, size)
-            self._write(_CENTRAL.pack(*fields, len(it.name), len(extra), 0, 0, 0, 0, offset) + it.name + extra)
-        length, count = self._position - begin, len(self._records)
+            fields = (b"PK\x01\x02", version, version, _FLAGS, 0, 0, _DOS_DATE, it.crc, size, size)
+            self._file.write(_CENTRAL.pack(*fields, len(it.name), len(extra), 0, 0, 0, 0, offset) + it.name + extra)
+        length, count = self._file.size - begin, len(self._records)
         # What the old end record cannot hold is in a zip64 end record and its locator, in front of it.
         if begin >= _ZIP64 or count >= 0xFFFF:
-            end = self._position
+            end = self._file.size
             body = struct.pack("<4sQ2H2I4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, length, begin)
-            self._write(body + struct.pack("<4sIQI", b"PK\x06\x07", 0, end, 1))
+            self._file.write(body + struct.pack("<4sIQI", b"PK\x06\x07", 0, end, 1))
         shown = min(count, 0xFFFF)
-        self._write(struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, shown, shown, length, min(begin, _ZIP64), 0))
-
-    def _write(self, body: bytes | memoryview) -> None:
-        self._file.write(body)
-        self._position += len(body)
+        self._file.write(struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, shown, shown, length, min(begin, _ZIP64), 0))
