@@ -9,6 +9,7 @@ from sm_llm.errors import ConversionRefused, Issue
 from sm_llm.models.families.gated import GatedDecoder
 from sm_llm.models.families.table import known_family
 from sm_llm.models.parallel import copy_issues, kv_copies
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from sm_llm.models.families.family import Config
@@ -200,7 +201,9 @@ def _qkv_issues(heads: Heads, tensor: int, qkv: str) -> list[Issue]:
         problem = f"needs as many query heads as key/value heads, the model has {heads.query} and {heads.kv}"
         return [Issue("qkv-needs-equal-heads", QKV, problem, qkv, "Use linear or fused")]
     if qkv == "split" and copies > 1:
-        problem = f"cannot copy key/value heads, and {heads.kv} heads x {copies} = {tensor} ranks need copies"
+        problem = (
+            f"cannot copy key/value heads, and {counted(heads.kv, 'head')} x {copies} = {tensor} ranks need copies"
+        )
         return [
             Issue("qkv-cannot-copy-heads", QKV, problem, qkv, f"Use linear or fused, or a degree of at most {heads.kv}")
         ]
@@ -211,7 +214,7 @@ def _stage_issues(layers: int, pipeline: int, virtual: int) -> list[Issue]:
     parts = pipeline * virtual
     if parts <= layers:
         return []
-    problem = f"{pipeline} stages x {virtual} virtual = {parts} parts of {layers} layers"
+    problem = f"{counted(pipeline, 'stage')} x {virtual} virtual = {parts} parts of {counted(layers, 'layer')}"
     if virtual > layers:
         return [
             Issue("layout-virtual-degree-too-large", VIRTUAL, problem, virtual, f"Use at most {layers}, with 1 stage")

@@ -99,7 +99,8 @@ def rank_issues(source: NxdSource, tensor: int, pipeline: int) -> list[Issue]:
     missing, extra = sorted(wanted - source.files.keys()), sorted(source.files.keys() - wanted)
     issues = []
     if missing:
-        problem = f"{len(missing)} of {len(wanted)} ranks are missing: {_ranks(missing)}"
+        are = "is" if len(missing) == 1 else "are"
+        problem = f"{len(missing)} of {counted(len(wanted), 'rank')} {are} missing: {_ranks(missing)}"
         issues.append(
             Issue(
                 "shards-ranks-missing",

@@ -70,7 +70,7 @@ def verify_hf(job: ConversionJob, target: Path) -> dict[str, Any]:
     before = (job.recorded or {}).get("tensors")
     if isinstance(before, dict):
         same = sum(1 for name, it in recorded.items() if before.get(name) == it)
-        found["source"] = f"{same} of {len(recorded)} tensors are as the model that the shards were made from had them"
+        found["source"] = f"{same} of {counted(len(recorded), 'tensor')} as in the model that the shards were made from"
     return {**found, **_logits(job, views, job.shards)}
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import Issue
 from sm_llm.models.config import misread_by_transformers_444
 from sm_llm.models.families.table import family
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -118,7 +119,7 @@ def nxd_issues(config: Config, *, tensor: int, pipeline: int, virtual: int, mult
     issues += copy_issues(kv_heads(config), tensor, multiplier)
     stages, layers = pipeline * virtual, int(config["num_hidden_layers"])
     if stages > layers:
-        problem = f"pipeline x virtual = {stages} parts of {layers} layers"
+        problem = f"pipeline x virtual = {stages} parts of {counted(layers, 'layer')}"
         issues.append(
             Issue(
                 "nxd-pipeline-degree-too-large",
@@ -177,9 +178,11 @@ def copy_issues(
     needed = kv_copies(heads, tensor)
     if multiplier is None or multiplier == needed:
         return []
-    problem = f"{heads} key/value heads x {multiplier} must be the tensor-parallel degree of {tensor}"
+    problem = f"{counted(heads, 'key/value head')} x {multiplier} must be the tensor-parallel degree of {tensor}"
     if needed == 1:
-        problem = f"the tensor-parallel degree of {tensor} divides the {heads} key/value heads: nothing is copied"
+        problem = (
+            f"the tensor-parallel degree of {tensor} divides the {counted(heads, 'key/value head')}: nothing is copied"
+        )
     return [
         Issue("nxd-kv-multiplier-does-not-fit", multiplier_path, problem, multiplier, f"Use {needed}, or leave it out")
     ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import Issue, warning
 from sm_llm.models.families.table import family
 from sm_llm.models.safetensors_folder import SHARDS, START, StoredTensor, stored_tensors
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -82,7 +83,9 @@ def compare_stored(
 
 def unread_warning(names: Sequence[str]) -> Issue:
     """What to report of buffers in the files."""
-    message = f"{len(names)} buffers in the files are computed by the model and not read: {_some(names)}"
+    message = (
+        f"the files hold {counted(len(names), 'buffer')} that the model computes; they are not read: {_some(names)}"
+    )
     return warning("weights-buffers-not-read", START, message)
 
 

@@ -77,7 +77,7 @@ def test_CV03_ranks_are_ordered_by_number_and_missing_ones_named(model: Callable
     sm_llm.convert(shards, tmp_path / "back", to="hf")
     assert contents(tmp_path / "back") == contents(source)
     shard(shards, 3).unlink()
-    with pytest.raises(ConversionRefused, match=r"1 of 12 ranks are missing: tp 3 pp 0"):
+    with pytest.raises(ConversionRefused, match=r"1 of 12 ranks is missing: tp 3 pp 0"):
         sm_llm.convert(shards, tmp_path / "again", to="hf")
 
 

@@ -138,7 +138,7 @@ REFUSED = [
     ({"tensor": 2, "qkv": "joined"}, r"must be one of split, linear, fused, coalesced"),
     ({"tensor": 2, "layout": "trn3"}, r"must be one of trn1, trn2"),
     ({"tensor": 2, "pipeline": 2, "virtual": 2}, r"2 stages x 2 virtual = 4 parts of 2 layers.*Use at most 1"),
-    ({"tensor": 2, "virtual": 3}, r"1 stages x 3 virtual = 3 parts of 2 layers"),
+    ({"tensor": 2, "virtual": 3}, r"1 stage x 3 virtual = 3 parts of 2 layers"),
     ({"tensor": 0}, r"must be a whole number from 1"),
 ]
 

@@ -56,5 +56,5 @@ def test_a_missing_rank_is_named(tmp_path: Path) -> None:
     convert(tmp_path / "model", tmp_path / "shards", to="nxd", tensor_parallel_degree=2, xser=False)
     (tmp_path / "shards/model/dp_rank_00_tp_rank_01_pp_rank_00.pt").unlink()
     config = read_config(tmp_path / "model", where="model")
-    with pytest.raises(CheckpointError, match=r"task\.start\.pretrained: .*1 of 2 ranks are missing"):
+    with pytest.raises(CheckpointError, match=r"task\.start\.pretrained: .*1 of 2 ranks is missing"):
         ShardedWeights(tmp_path / "shards", family(config).tensors(config))
