@@ -384,9 +384,21 @@ def test_pickled_weights_are_read_like_safetensors(model: Callable[..., Path], t
         for index, part in enumerate(("gate_proj", "up_proj")):
             offset = view.offset + index * rows * view.shape[1] * 2
             halves[name.replace("gate_up_proj", part)] = type(view)(view.file, "BF16", (rows, 64), (64, 1), offset)
-    write_views(tmp_path / "bin" / "pytorch_model.bin", {f"module.{it}": views[it] for it in names} | halves)
+    held = {f"module.{it}": views[it] for it in names} | halves
+    write_views(tmp_path / "bin" / "pytorch_model.bin", held)
     to_nxd(tmp_path / "bin", tmp_path / "two", 2)
-    assert manifest(tmp_path / "one")["files"] == manifest(tmp_path / "two")["files"]
+    files = {name: f"pytorch_model-{number % 2 + 1:05d}-of-00002.bin" for number, name in enumerate(held)}
+    (tmp_path / "bins").mkdir()
+    shutil.copy(source / "config.json", tmp_path / "bins")
+    (tmp_path / "bins" / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
+    for file in set(files.values()):
+        write_views(tmp_path / "bins" / file, {it: view for it, view in held.items() if files[it] == file})
+    to_nxd(tmp_path / "bins", tmp_path / "three", 2)
+    one, two, three = (manifest(tmp_path / it)["files"] for it in ("one", "two", "three"))
+    assert one == two == three
+    (tmp_path / "bins" / file).unlink()
+    with pytest.raises(ConversionRefused, match=rf"names files that are missing: {file}"):
+        to_nxd(tmp_path / "bins", tmp_path / "four", 2)
 
 
 def test_verify_finds_a_bit_of_padding_and_of_a_copy(model: Callable[..., Path], tmp_path: Path) -> None:
