@@ -26,9 +26,9 @@ def flags_of_writes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     write = os.pwrite
 
-    def noted(descriptor: int, piece: Any, place: int) -> int:
+    def noted(descriptor: int, piece: Any, position: int) -> int:
         found.append(bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT))
-        return write(descriptor, piece, place)
+        return write(descriptor, piece, position)
 
     monkeypatch.setattr(os, "pwrite", noted)
     return found
