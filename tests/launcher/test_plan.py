@@ -12,6 +12,7 @@ from sm_llm.data.describe import RowsInfo
 from sm_llm.errors import Issue, PlanError, SpecError
 from sm_llm.launcher import backend as base
 from sm_llm.launcher.backends.local import backend as local
+from sm_llm.launcher.display.tables import _plan_rows
 from sm_llm.launcher.planner import plan
 
 if TYPE_CHECKING:
@@ -121,6 +122,9 @@ def test_the_row_count_gives_the_length_in_epochs(tmp_path: Path) -> None:
     assert it.rows == 105
     assert it.derived is not None
     assert it.derived.total_steps == 21  # floor(2 x 105 / 10)
+    assert dict(_plan_rows(it))["length"] == "21 steps, 13,440 tokens, 2 epochs of 10.5 steps"
+    (it,) = plan(train_on(rows_folder(tmp_path / "few", rows=10), max_epochs=1))
+    assert dict(_plan_rows(it))["length"] == "1 step, 640 tokens, 1 epoch of 1 step"
 
 
 def test_inputs_that_are_not_there_are_named(tmp_path: Path) -> None:

@@ -116,8 +116,8 @@ def _length_rows(plan: Plan) -> Iterable[tuple[str, str]]:
     if derived.total_steps is None or derived.total_tokens is None:
         yield "length", unknown
     else:
-        epochs = f", {derived.epochs:.3g} epochs" if derived.epochs is not None else ""
-        yield "length", f"{counted(derived.total_steps, 'step')}, {counted(derived.total_tokens, 'token')}{epochs}"
+        steps, tokens = counted(derived.total_steps, "step"), counted(derived.total_tokens, "token")
+        yield "length", f"{steps}, {tokens}{_epochs(derived.total_steps, derived.epochs)}"
     yield "warm-up", unknown if derived.warmup_steps is None else counted(derived.warmup_steps, "step")
     every = derived.checkpoint_every
     saved = _every(every) if every else unknown
@@ -125,6 +125,13 @@ def _length_rows(plan: Plan) -> Iterable[tuple[str, str]]:
     yield "checkpoints", f"{amount}{saved}, the last {plan.job.task.checkpoint.keep_last} kept"  # type: ignore[union-attr]
     if derived.validation_every:
         yield "validation", _every(derived.validation_every)
+
+
+def _epochs(steps: int, epochs: float | None) -> str:
+    if not epochs:
+        return ""
+    amount, length = f"{epochs:.3g}", f"{steps / epochs:,.1f}".removesuffix(".0")
+    return f", {amount} {'epoch' if amount == '1' else 'epochs'} of {length} {'step' if length == '1' else 'steps'}"
 
 
 def _every(steps: int) -> str:
