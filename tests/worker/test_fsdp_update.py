@@ -10,8 +10,9 @@ import torch
 
 from sm_llm.models.families.family import Tensor
 from sm_llm.spec.training import OptimSpec
+from sm_llm.worker.strategies import master
 from sm_llm.worker.strategies.fsdp.update import FusedUpdate, PlainUpdate, Update
-from sm_llm.worker.strategies.master import MasterWeights
+from sm_llm.worker.strategies.master import MasterWeights, PlainMasters
 from sm_llm.worker.training.optim import MOMENTS, build_adamw
 
 SHAPES = {"matrix": (7, 5), "norm": (5,)}
@@ -160,3 +161,22 @@ def test_the_norm_of_bf16_gradients_is_not_rounded() -> None:
     job.micro_batch(0, last=True)
     squares = sum(float(it.double().square().sum()) for it in job.masters.gradients().values() if it is not None)
     assert job.updater.clip(None).item() == pytest.approx(squares**0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_gradients_of_parameters_that_are_gathered_in_fp8_are_gone_after_a_step(
+    fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FSDP would add those of the next step to them."""
+    monkeypatch.setattr(master, "_as_plain", lambda parameter: torch.nn.Parameter(parameter.detach()))
+    sharded = {name: torch.nn.Parameter(torch.ones(shape)) for name, shape in SHAPES.items()}
+    masters = PlainMasters(sharded)
+    optimizer = build_adamw(masters.parameters, TENSORS, OptimSpec())
+    update: Update = FusedUpdate(masters, optimizer, in_torch) if fused else PlainUpdate(masters, optimizer)
+    for parameter in sharded.values():
+        parameter.grad = torch.ones_like(parameter)
+    masters.collect_gradients(last=True)
+    update.clip(1.0)
+    update.apply(1e-2, torch.tensor(0.0))
+    assert all(it.grad is None for it in sharded.values())
+    assert all((it != 1).all() for it in sharded.values()), "plain parameters are in their memory"

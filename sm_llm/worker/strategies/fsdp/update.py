@@ -68,7 +68,8 @@ class PlainUpdate:
         # What gradient scalers give fused optimisers: their kernels return early where it is 1, and no step is counted.
         self._optimizer.found_inf = skip.to(self._parameters[0].device)  # type: ignore[attr-defined]
         self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        # Not the optimiser's own: FSDP would add the next gradients to those that its parameters keep.
+        self._masters.drop_gradients()
         self._masters.refresh()
 
     @property
