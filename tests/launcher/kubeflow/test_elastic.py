@@ -14,7 +14,7 @@ from sm_llm.launcher.backends.kubeflow.states import native_state, node_of
 from sm_llm.runs.run_states import RunState
 from tests.launcher.kubeflow.conftest import TINY, job_of, pod_of, render, tiny
 from tests.launcher.kubeflow.test_jobs import TRAINING, await_, spec
-from tests.launcher.kubeflow.test_states import job, pod
+from tests.launcher.kubeflow.test_states import job, pod, unexplained
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,10 +72,13 @@ def test_the_state_of_a_job_that_continues_with_fewer_pods() -> None:
     found = {**job("Created", "Running"), "spec": {"elasticPolicy": {"minReplicas": 1}}}
     waits = {"type": "PodScheduled", "status": "False", "message": "0/4 nodes are available"}
     pods = [pod("x-worker-0"), pod("x-worker-1", "Pending", conditions=[waits])]
-    native = native_state(found, pods, list)
+    native = native_state(found, pods, unexplained)
     assert native.state is RunState.RUNNING
     assert native.detail == "of 2 pods 1 running, 1 pending; waiting for nodes: x-worker-1: 0/4 nodes are available"
-    assert native_state({**found, "spec": {"elasticPolicy": {"minReplicas": 2}}}, pods, list).state is RunState.PENDING
+    assert (
+        native_state({**found, "spec": {"elasticPolicy": {"minReplicas": 2}}}, pods, unexplained).state
+        is RunState.PENDING
+    )
     labelled = pod("x-worker-0")
     labelled["metadata"]["labels"] = {names.ELASTIC_LABEL: "true"}
     assert node_of(labelled) == 0

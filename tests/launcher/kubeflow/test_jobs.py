@@ -62,10 +62,10 @@ def test_what_the_cluster_lacks_is_named_before_anything_is_created(
     with pytest.raises(SubmitError, match=r"backend\.volumes: team has no persistent volume claim fsx"):
         sm_llm.launch(job)
     kubernetes.objects["persistentvolumeclaims", "team", "fsx"] = {"metadata": {"name": "fsx"}}
-    kubernetes.unknown_fields = {"nprocPerNode"}
+    kubernetes.drop_fields("nprocPerNode")
     with pytest.raises(SubmitError, match=r"would drop spec\.nprocPerNode of the PyTorchJob"):
         sm_llm.launch(job, new=True)
-    kubernetes.kinds = set()
+    kubernetes.remove_kinds()
     with pytest.raises(SubmitError, match=r"has no PyTorchJob\. Install its operator: kubectl apply"):
         sm_llm.launch(job, new=True)
     assert not [key for key in kubernetes.objects if key[0] in ("pytorchjobs", "configmaps")]
@@ -103,12 +103,12 @@ def test_SL10_a_cluster_that_does_not_answer_is_not_a_failure_of_the_run(
     ready_kubernetes.bad_images = {"image:1"}
     run = sm_llm.launch(spec(tmp_path))
     await_(lambda: "cannot be pulled" in detail(run))
-    ready_kubernetes.failing = [503, 500]
+    ready_kubernetes.fail(503, 500)
     assert run.state is RunState.PENDING, "asked again"
-    ready_kubernetes.failing = [503] * 8
+    ready_kubernetes.fail(*[503] * 8)
     with pytest.raises(SubmitError, match="does not answer: the server is currently unable"):
         run.describe()
-    ready_kubernetes.failing = []
+    ready_kubernetes.fail()
     assert run.state is RunState.PENDING
     assert run.attempts[0].state is None
     run.stop()

@@ -81,6 +81,55 @@ def test_without_the_right_to_make_roles_nothing_is_created(
     assert not [key for key in ready_kubernetes.objects if key[0] in ("jobs", "pytorchjobs", "configmaps")]
 
 
+def test_who_may_not_see_roles_uses_the_account_that_is_there(
+    ready_kubernetes: KubernetesDouble, tmp_path: Path
+) -> None:
+    """Of the roles that Kubernetes brings, the one for people who create jobs hides roles."""
+    hidden = [(verb, it) for verb in ("get", "create") for it in ("roles", "rolebindings")]
+    ready_kubernetes.forbid(*hidden)
+    ready_kubernetes.bad_images = {"image:1"}
+    job = flow(tmp_path)
+    with pytest.raises(SubmitError, match=r"Workflows need the Role sm-llm-workflows in team: an administrator"):
+        sm_llm.launch(job)
+    assert not [key for key in ready_kubernetes.objects if key[0] in ("jobs", "serviceaccounts")]
+    metadata = {"name": names.DRIVER, "namespace": "team"}
+    ready_kubernetes.objects["serviceaccounts", "team", names.DRIVER] = {"metadata": metadata}
+    run = sm_llm.launch(job)
+    assert driver(ready_kubernetes) is not None
+    run.stop()
+
+
+def test_a_workflow_that_is_resumed_in_another_namespace_and_context_runs_there(
+    ready_kubernetes: KubernetesDouble, tmp_path: Path
+) -> None:
+    ready_kubernetes.bad_images = {"image:1"}
+    run = sm_llm.launch(flow(tmp_path))
+    name = names.object_name(run.id)
+    await_(lambda: "its image cannot be pulled" in str(run.describe()[1]))
+    moved = flow(tmp_path, backend={"namespace": "other", "context": "second"})
+    with pytest.raises(SubmitError, match="is pending already"):
+        sm_llm.launch(moved)
+    run.stop(wait=True)
+
+    ready_kubernetes.add_context("second")
+    with pytest.raises(SubmitError, match=r"backend\.volumes: other has no persistent volume claim fsx"):
+        sm_llm.launch(moved)
+    ready_kubernetes.objects["persistentvolumeclaims", "other", "fsx"] = {"metadata": {"name": "fsx"}}
+    again = sm_llm.launch(moved)
+    assert again.id == run.id
+    assert again.attempts[-1].native_id == f"second/other/{name}"
+    kinds = ("jobs", "serviceaccounts", "roles", "rolebindings", "configmaps")
+    made = {key[:2] for key in ready_kubernetes.objects if key[1] == "other" or key[0] in ("jobs", "configmaps")}
+    assert {it for it in made if it[0] in kinds} == {(it, "other") for it in kinds}
+    files = ready_kubernetes.objects["configmaps", "other", name]["data"]
+    manifests = [json.loads(text) for file, text in files.items() if file.startswith("step-")]
+    assert {it["metadata"]["namespace"] for it in manifests} == {"other"}
+    await_(lambda: "its image cannot be pulled" in str(again.describe()[1]))
+    assert [it.describe()[0] for it in again.steps.values()] == [RunState.PENDING] * 3
+    assert again.stop(wait=True) is RunState.STOPPED
+    assert driver(ready_kubernetes) is None
+
+
 def driver(cluster: KubernetesDouble) -> dict[str, Any] | None:
     return next((it for key, it in cluster.objects.items() if key[0] == "jobs"), None)
 

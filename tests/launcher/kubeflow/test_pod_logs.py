@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+import pytest
+
+from sm_llm.errors import QueryError
 from sm_llm.launcher.backends.kubeflow import pod_logs
 from sm_llm.launcher.backends.kubeflow.cluster import KubernetesCluster, Refused
 from sm_llm.launcher.backends.kubeflow.pod_logs import PodLogCopy
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 @dataclass
@@ -73,3 +74,68 @@ def test_bounded_answers_of_the_start_before(tmp_path: Path, monkeypatch: pytest
     while copy.pull():
         pass
     assert lines(tmp_path) == ["a", *(f"line-{it}" for it in range(1, 7)), "end"]
+
+
+def copied(folder: Path) -> bytes:
+    return (folder / "node-0.log").read_bytes()
+
+
+@dataclass
+class Answers:
+    """One pod whose container runs; its node answers with whatever comes next."""
+
+    bodies: list[bytes]
+    asked: list[str | None] = field(default_factory=list)
+    has_ended: bool = False
+
+    def pods(self, namespace: str, job: str) -> list[dict[str, Any]]:
+        state = {"terminated": {"exitCode": 0}} if self.has_ended else {"running": {}}
+        status = {"name": "pytorch", "containerID": "c1", "state": state}
+        return [{"metadata": {"name": "x-master-0"}, "status": {"containerStatuses": [status]}}]
+
+    def log(self, *args: Any, **named: Any) -> bytes:
+        self.asked.append(args[3])
+        return self.bodies.pop(0)
+
+
+def test_lines_of_progress_bars_and_halves_of_characters_are_copied_as_they_are(tmp_path: Path) -> None:
+    """A carriage return begins no line of its own: what follows it has no time in front."""
+    bar = "2026-11-29T10:00:00.1Z  10%|█\r 50%|██\r100%|███\n".encode()
+    half = "2026-11-29T10:00:01.1Z größ".encode()[:-1]
+    whole = "2026-11-29T10:00:01.1Z größer\n".encode()
+    node = Answers([bar + half, bar + half, bar + whole, whole + b"2026-11-29T10:00:02.1Z last"])
+    copy = PodLogCopy(cast("KubernetesCluster", node), "team", "x", tmp_path)
+    copy.pull()
+    assert copied(tmp_path) == " 10%|█\r 50%|██\r100%|███\n".encode()
+    copy.pull()
+    copy.pull()
+    assert copied(tmp_path).decode().endswith("100%|███\ngrößer\n")
+    node.has_ended = True
+    copy.pull()
+    assert copied(tmp_path).decode().endswith("größer\nlast\n")
+    assert node.asked == [None, *["2026-11-29T10:00:00Z"] * 2, "2026-11-29T10:00:01Z"]
+
+
+def test_a_node_in_another_time_zone(tmp_path: Path) -> None:
+    node = Answers(
+        [b"2026-11-29T12:00:00.1+02:00 a\n", b"2026-11-29T12:00:00.1+02:00 a\n2026-11-29T12:00:01+02:00 b\n"]
+    )
+    copy = PodLogCopy(cast("KubernetesCluster", node), "team", "x", tmp_path)
+    copy.pull()
+    copy.pull()
+    assert copied(tmp_path) == b"a\nb\n"
+    assert node.asked == [None, "2026-11-29T12:00:00+02:00"]
+
+
+def test_an_answer_without_times_is_no_log(tmp_path: Path) -> None:
+    line = b"2026-11-29T10:00:00.1Z a\n"
+    node = Answers(
+        [line, b"unable to retrieve container logs for containerd://c1", b"<html>Please log in</html>", line]
+    )
+    copy = PodLogCopy(cast("KubernetesCluster", node), "team", "x", tmp_path)
+    copy.pull()
+    assert copy.pull() is False
+    with pytest.raises(QueryError, match=r"the log of pod x-master-0 has no times .* begins with '<html>Please log in"):
+        copy.pull()
+    copy.pull()
+    assert copied(tmp_path) == b"a\n"

@@ -76,7 +76,7 @@ def test_Neuron_devices_that_a_plugin_names_twice_are_counted_once() -> None:
 def test_nodes_are_listed_for_a_context(kubernetes: KubernetesDouble) -> None:
     kubernetes.nodes = [node("n1")]
     assert [it.free for it in nodes("kubeflow", "backend.context=double")] == [8]
-    kubernetes.lacks = {("list", "pods")}
+    kubernetes.forbid(("list", "pods"))
     assert [it.free for it in nodes("kubeflow")] == [None]
     with pytest.raises(SpecError, match=r"backend\.partition"):
         nodes("kubeflow", "backend.partition=p5")
@@ -133,10 +133,10 @@ def test_a_cluster_that_has_all_that_jobs_need(team: KubernetesDouble) -> None:
 
 def test_what_a_cluster_lacks(team: KubernetesDouble, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_pod, "SECONDS", 20.0)
-    team.kinds = set()
+    team.remove_kinds()
     team.bad_images = {"image:1"}
     team.nodes = [node("n1", gpus=None)]
-    team.lacks = {("create", "pytorchjobs"), ("get", "pods/log")}
+    team.forbid(("create", "pytorchjobs"), ("get", "pods/log"))
     found = check_cluster(
         "kubeflow", "backend.image=image:1", "backend.namespace=team", "backend.service_account=none",
         "backend.queue=none", backend={"volumes": [{"claim": "other", "path": "/fsx"}]},
@@ -168,7 +168,7 @@ def test_who_may_not_make_roles_is_warned_before_a_workflow(
     team: KubernetesDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check_pod, "SECONDS", 0.0)
-    team.lacks = {("create", "roles")}
+    team.forbid(("create", "roles"))
     assert report()["workflows"][0] == "warning"
 
 
@@ -184,10 +184,10 @@ def test_SL04_an_operator_that_auto_resume_does_not_work_with(
 
 def test_a_cluster_that_does_not_answer(kubernetes: KubernetesDouble, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sm_llm.launcher.backends.kubeflow.cluster._PAUSE_SECONDS", 0.0)
-    kubernetes.failing = [503] * 9
+    kubernetes.fail(*[503] * 9)
     [only] = check_cluster("kubeflow", *OPTIONS).checks
     assert (only.name, only.outcome) == ("cluster", "failed")
-    kubernetes.failing = []
+    kubernetes.fail()
 
 
 class HyperPod:

@@ -25,6 +25,11 @@ def container(state: dict[str, Any], restarts: int = 0, last: dict[str, Any] | N
     return [{"name": "pytorch", "state": state, "restartCount": restarts, "lastState": {"terminated": last or {}}}]
 
 
+def unexplained(name: str) -> list[dict[str, Any]]:
+    """No controller has reported anything."""
+    return []
+
+
 CRASHED = {"exitCode": 1, "message": "a\nsm_llm: pod 0 ends with code 1: rank 0: out of memory\n", "finishedAt": "2"}
 
 
@@ -58,14 +63,27 @@ CRASHED = {"exitCode": 1, "message": "a\nsm_llm: pod 0 ends with code 1: rank 0:
         (job("Running"), [pod(containerStatuses=container(
             {"waiting": {"reason": "CrashLoopBackOff"}}, 1, {"exitCode": 137, "reason": "OOMKilled"}))],
          RunState.RESTARTING, "its memory was used up (OOMKilled). Raise backend.memory_gib_per_pod"),
+        (job("Created"), [pod(phase="Pending", conditions=[
+            {"type": "PodScheduled", "status": "False",
+             "message": "0/4 nodes are available: pod has unbound immediate PersistentVolumeClaims"}])],
+         RunState.PENDING, "waiting for a volume: x-master-0: 0/4 nodes are available: pod has unbound immediate"),
+        (job("Running"), [pod(), pod("x-worker-0", "Failed", reason="Evicted", message="low on ephemeral-storage")],
+         RunState.RESTARTING, "x-worker-0: Evicted: low on ephemeral-storage"),
+        (job("Running"), [pod(conditions=[{"type": "DisruptionTarget", "status": "True",
+                                           "reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}])],
+         RunState.RESTARTING, "x-master-0: EvictionByEvictionAPI: Eviction API: evicting"),
+        (job("Running", "Failed", message="job failed"), [pod("x-worker-0", "Failed", reason="Evicted"), pod(
+            "x-master-0", "Failed", containerStatuses=container({"terminated": {"exitCode": 75, "finishedAt": "1"}}))],
+         RunState.FAILED, "x-worker-0: Evicted: no message"),
     ],
     ids=[
         "unseen", "no-pods", "suspended", "running", "partly", "restarting", "succeeded", "deadline", "failed",
-        "unknown", "unschedulable", "image", "secret", "crash", "init", "memory",
+        "unknown", "unschedulable", "image", "secret", "crash", "init", "memory", "volume", "evicted", "disrupted",
+        "evicted-first",
     ],
 )  # fmt: skip
 def test_a_state_and_why(found: dict[str, Any], pods: list[dict[str, Any]], state: RunState, words: str) -> None:
-    native = native_state(found, pods, lambda: [{"message": "older"}, {"message": "no quota left"}])
+    native = native_state(found, pods, lambda _: [{"message": "older"}, {"message": "no quota left"}])
     assert native.state is state
     assert words in native.detail
 
@@ -77,7 +95,7 @@ def test_SL21_the_first_pod_that_ended_is_the_cause_and_what_still_runs_is_named
         pod("x-master-0", containerStatuses=container({"running": {}}, 1, later)),
         pod("x-worker-0", "Failed", containerStatuses=container({"terminated": CRASHED})),
     ]
-    native = native_state(job("Running", "Failed", message="job failed"), pods, list)
+    native = native_state(job("Running", "Failed", message="job failed"), pods, unexplained)
     assert native.detail == (
         "x-worker-0: exit code 1: sm_llm: pod 0 ends with code 1: rank 0: out of memory; still there: x-master-0"
     )
@@ -96,7 +114,7 @@ def test_pods_are_numbered_as_ranks_are() -> None:
 
 
 def test_SL17_a_condition_that_is_not_known_is_shown_raw() -> None:
-    native = native_state(job("Created", "Rescheduling", message="moved"), [pod()], list)
+    native = native_state(job("Created", "Rescheduling", message="moved"), [pod()], unexplained)
     assert (native.state, native.detail) == (RunState.UNKNOWN, "Rescheduling: moved")
 
 
@@ -104,6 +122,19 @@ def test_SL22_SL25_the_job_decides_whether_it_is_done_not_its_pods_or_their_logs
     """kubeflow/trainer#1504: a pod ran on; awsome-distributed-ai#1033: the agent printed an error at a clean end."""
     printed = {"exitCode": 1, "message": "CancelledError\n", "finishedAt": "1"}
     pods = [pod(), pod("x-worker-0", "Failed", containerStatuses=container({"terminated": printed}))]
-    assert native_state(job("Running", "Succeeded"), pods, list).state is RunState.COMPLETED
+    assert native_state(job("Running", "Succeeded"), pods, unexplained).state is RunState.COMPLETED
     done = [pod(phase="Succeeded"), pod("x-worker-0", "Succeeded")]
-    assert native_state(job("Created", "Running"), done, list).state is RunState.RUNNING
+    assert native_state(job("Created", "Running"), done, unexplained).state is RunState.RUNNING
+
+
+def test_what_a_pod_with_a_node_waits_for_is_in_its_events() -> None:
+    """A volume that cannot be mounted leaves neither a condition nor a reason of the container."""
+    mount = {"type": "Warning", "message": "MountVolume.SetUp failed for volume fsx"}
+    events = {"x-worker-0": [mount, {"type": "Normal", "message": "Pulled"}]}
+    pods = [
+        pod(),
+        pod("x-worker-0", "Pending", containerStatuses=container({"waiting": {"reason": "PodInitializing"}})),
+    ]
+    native = native_state(job("Created", "Running"), pods, events.__getitem__)
+    assert native.state is RunState.PENDING
+    assert native.detail == "of 2 pods 1 running, 1 pending; x-worker-0 (MountVolume.SetUp failed for volume fsx)"

@@ -189,11 +189,8 @@ class KubeflowBackend(JobBackend):
         def find_run() -> str | None:
             from sm_llm.launcher.backends.kubeflow.manifest import KINDS
 
-            cluster = self._cluster_of(native)
-            # A cluster has one of the operators or both; the URI does not name the kind.
-            kinds = [*(it for it in KINDS if cluster.has_kind(it, namespace)), "Job"]  # the last of a workflow's driver
-            jobs = (cluster.job(kind, namespace, name) for kind in kinds)
-            job = next((it for it in jobs if it is not None), None)
+            # A cluster has one of the operators or both; the URI does not name the kind. Job: a workflow's driver.
+            job = self._cluster_of(native).first_job((*KINDS, "Job"), namespace, name)
             location = str(((job or {}).get("metadata") or {}).get("annotations", {}).get(names.RUN_ANNOTATION, ""))
             # An annotation may hold anything; only what has the form of a run's address is taken for one.
             return location if location.startswith(("/", "s3://")) else None

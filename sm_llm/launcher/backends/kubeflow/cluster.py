@@ -6,19 +6,22 @@ Only here is the package ``kubernetes`` imported, inside of functions, since it 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sm_llm.errors import QueryError, SubmitError
 from sm_llm.launcher.backends.kubeflow.manifest import KINDS, Kind
-from sm_llm.launcher.backends.kubeflow.names import IN_CLUSTER, JOB_LABEL
+from sm_llm.launcher.backends.kubeflow.names import IN_CLUSTER, JOB_LABEL, RUN_ANNOTATION
 from sm_llm.optional import command, missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 # Major versions of the client, which follow those of Kubernetes.
 SUPPORTED = range(35, 36)
@@ -31,6 +34,8 @@ DELETE_SECONDS = 300.0
 _POLL_SECONDS = 0.5
 # Too many requests, and faults of the API server or a proxy before it: nothing is known of the request.
 _TRANSIENT = (429, 500, 502, 503, 504)
+# Of an answer that is none, in its error.
+_SHOWN_BYTES = 60
 _LOCATIONS = {
     **KINDS,
     "Job": Kind("batch", "v1", "jobs"),
@@ -46,6 +51,10 @@ INSTALL = {
     "--cluster-name NAME",
 }
 """The command that installs the operator of a kind."""
+
+
+Form = Literal["any", "object", "list"]
+"""What an answer has to be: one object, a list of them, or one of those that have no name."""
 
 
 class Refused(SubmitError):
@@ -69,30 +78,53 @@ class KubernetesCluster:
 
     def job(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         """A job, of whatever kind; None where there is none. Raises ``QueryError`` without an answer."""
-        return self._get(self._objects(kind, namespace, name))
+        return self._get(self.path(kind, namespace, name), form="object")
+
+    def first_job(self, kinds: Sequence[str], namespace: str, name: str) -> dict[str, Any] | None:
+        """The job of a name, of the first kind that has one. Raises ``Refused`` where this user may not see them."""
+        refusal = None
+        for kind in kinds:
+            try:
+                # A kind that the cluster does not know has no job either.
+                found = self.job(kind, namespace, name)
+            except Refused as error:
+                if error.status != 403:
+                    raise
+                refusal = error
+            else:
+                if found is not None:
+                    return found
+        if refusal is not None:
+            raise refusal
+        return None
 
     def pods(self, namespace: str, job: str) -> list[dict[str, Any]]:
         """The pods of a job, those of an earlier attempt that are still ending included."""
         # By our own label: the operators' labels differ, and changed between releases.
-        found = self._call("GET", f"/api/v1/namespaces/{namespace}/pods", {"labelSelector": f"{JOB_LABEL}={job}"})
-        return list(found.get("items") or ())
+        return self._items(f"/api/v1/namespaces/{namespace}/pods", {"labelSelector": f"{JOB_LABEL}={job}"})
 
     def events(self, namespace: str, name: str) -> list[dict[str, Any]]:
-        """What the cluster's controllers report of an object, oldest first."""
+        """What the cluster's controllers report of an object, oldest first; nothing where this user may not see it."""
         fields = {"fieldSelector": f"involvedObject.name={name}"}
-        found = self._call("GET", f"/api/v1/namespaces/{namespace}/events", fields)
-        return sorted(found.get("items") or (), key=lambda it: str(it.get("lastTimestamp") or ""))
+        try:
+            found = self._items(f"/api/v1/namespaces/{namespace}/events", fields)
+        except Refused as error:
+            # They only explain a state, which is known without them.
+            if error.status != 403:
+                raise
+            return []
+        return sorted(found, key=lambda it: str(it.get("lastTimestamp") or ""))
 
     def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
         """Create an object; returns it as the cluster holds it. Raises ``Refused``."""
-        path = self._objects(str(manifest["kind"]), str(manifest["metadata"]["namespace"]))
-        found: dict[str, Any] = self._call("POST", path, {"dryRun": "All"} if dry_run else {}, manifest)
+        path = self.path(str(manifest["kind"]), str(manifest["metadata"]["namespace"]))
+        found: dict[str, Any] = self._call("POST", path, {"dryRun": "All"} if dry_run else {}, manifest, form="object")
         return found
 
     def delete_job(self, kind: str, namespace: str, name: str) -> None:
         """Delete a job with its pods; returns at once. One that is gone is left alone."""
         # The job is kept until what it owns is gone, so that its end is the end of its pods.
-        self._delete(self._objects(kind, namespace, name), {"propagationPolicy": "Foreground"})
+        self._delete(self.path(kind, namespace, name), {"propagationPolicy": "Foreground"})
 
     def await_deleted(self, kind: str, namespace: str, name: str, seconds: float = DELETE_SECONDS) -> None:
         """Wait until a job that was deleted is gone. Raises ``SubmitError`` when it takes too long."""
@@ -110,7 +142,7 @@ class KubernetesCluster:
         self._delete(f"/api/v1/namespaces/{namespace}/pods/{name}", {"gracePeriodSeconds": 0} if now else {})
 
     def put_config_map(self, manifest: Mapping[str, Any]) -> None:
-        """Create a ConfigMap, or replace it."""
+        """Create a ConfigMap, or replace one of the same run. Raises ``Refused`` for one of another."""
         body = manifest["metadata"]
         path = f"/api/v1/namespaces/{body['namespace']}/configmaps"
         try:
@@ -119,6 +151,11 @@ class KubernetesCluster:
             # 409: it is there from a try of this attempt that was broken off.
             if error.status != 409:
                 raise
+            held = self._get(f"{path}/{body['name']}") or {}
+            ours, found = (_run_of(it) for it in (manifest, held))
+            if found != ours:
+                words = f"{body['namespace']} has a ConfigMap {body['name']} that is not of {ours}. Delete it"
+                raise Refused(words, 409) from error
             self._call("PUT", f"{path}/{body['name']}", {}, manifest)
 
     def own_config_map(self, namespace: str, name: str, owner: Mapping[str, Any]) -> None:
@@ -154,14 +191,13 @@ class KubernetesCluster:
 
     def nodes_and_pods(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
         """All nodes, and the pods of all namespaces; None in place of those where this user may not see them."""
-        nodes = self._call("GET", "/api/v1/nodes")
+        nodes = self._items("/api/v1/nodes")
         try:
-            pods = self._call("GET", "/api/v1/pods")
+            return nodes, self._items("/api/v1/pods")
         except Refused as error:
             if error.status != 403:
                 raise
-            return list(nodes.get("items") or ()), None
-        return list(nodes.get("items") or ()), list(pods.get("items") or ())
+            return nodes, None
 
     def may(self, namespace: str, verb: str, group: str, resource: str) -> bool:
         """Whether this user may do something in a namespace, as the API server itself answers."""
@@ -178,10 +214,10 @@ class KubernetesCluster:
         """Group and plural of a kind."""
         return _LOCATIONS[kind].group, _LOCATIONS[kind].plural
 
-    def exists(self, path: str) -> bool | None:
+    def exists(self, path: str, query: Mapping[str, str] | None = None) -> bool | None:
         """Whether an object is there, by its path in the API; None where this user may not see it."""
         try:
-            return self._get(path) is not None
+            return self._get(path, query) is not None
         except Refused as error:
             # Roles may be allowed to create jobs and not to read secrets: that is no proof of absence.
             if error.status == 403:
@@ -189,24 +225,22 @@ class KubernetesCluster:
             raise
 
     def has_kind(self, kind: str, namespace: str) -> bool:
-        """Whether the cluster knows a custom resource."""
-        try:
-            # The path of a kind exists only where its CRD is installed.
-            self._call("GET", self._objects(kind, namespace), {"limit": 1})
-        except Refused as error:
-            if error.status == 404:
-                return False
-            raise
-        return True
+        """Whether the cluster knows a custom resource; True where this user may not list it."""
+        # The path of a kind exists only where its CRD is installed. Roles may create jobs without listing them.
+        return self.exists(self.path(kind, namespace), {"limit": "1"}) is not False
 
-    def _objects(self, kind: str, namespace: str, name: str = "") -> str:
+    def path(self, kind: str, namespace: str, name: str = "") -> str:
+        """Of an object in the API, or of all of its kind."""
         row = _LOCATIONS[kind]
         group = f"apis/{row.group}" if row.group else "api"
         return f"/{group}/{row.version}/namespaces/{namespace}/{row.plural}{f'/{name}' if name else ''}"
 
-    def _get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any] | None:
+    def _items(self, path: str, query: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+        return list(self._call("GET", path, query, form="list")["items"] or ())
+
+    def _get(self, path: str, query: Mapping[str, str] | None = None, form: Form = "any") -> dict[str, Any] | None:
         try:
-            found: dict[str, Any] = self._call("GET", path, query)
+            found: dict[str, Any] = self._call("GET", path, query, form=form)
         except Refused as error:
             if error.status == 404:
                 return None
@@ -221,13 +255,15 @@ class KubernetesCluster:
                 raise
 
     def _call(
-        self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None, *, raw: bool = False
-    ) -> Any:
+        self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None, *, raw: bool = False,
+        form: Form = "any",
+    ) -> Any:  # fmt: skip
         """One request. What changes nothing is tried again; of anything else the caller finds out what has happened."""
         renewed = False
         for left in range(_TRIES - 1, -1, -1):
             try:
-                return self._request(method, path, query or {}, body, raw=raw)
+                data = self._request(method, path, query or {}, body)
+                return data if raw else self._parsed(f"{method} {path}", data, form)
             except Refused as error:
                 # Tokens of EKS last 15 minutes, and the client does not read every kind of them again.
                 if error.status != 401 or renewed:
@@ -240,7 +276,23 @@ class KubernetesCluster:
                 self.sleep(_PAUSE_SECONDS)
         raise AssertionError  # the last try raised or returned
 
-    def _request(self, method: str, path: str, query: Mapping[str, Any], body: Any, *, raw: bool) -> Any:
+    def _parsed(self, action: str, data: bytes, form: Form) -> dict[str, Any]:
+        """The object in an answer. Raises ``QueryError`` for what no API server sends: it is somebody else's."""
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError):
+            found = None
+        if not _has_form(found, form):
+            begin = data[:_SHOWN_BYTES].decode("utf-8", "replace")
+            shown = f"begins with {begin!r}" if data else "is empty"
+            raise QueryError(
+                f"the cluster {self.name} does not answer: the answer to {action} is no object of Kubernetes and "
+                f"{shown}. If a proxy sent it, exclude the cluster's address in NO_PROXY"
+            )
+        answer: dict[str, Any] = found
+        return answer
+
+    def _request(self, method: str, path: str, query: Mapping[str, Any], body: Any) -> bytes:
         if self._client is None:
             self._client = self.connect()
         headers = {"Accept": "application/json, */*"}
@@ -260,7 +312,7 @@ class KubernetesCluster:
             if ours is None:
                 raise
             raise ours from error
-        return data if raw else json.loads(data)
+        return data
 
     def _in_our_words(self, action: str, error: Exception) -> SubmitError | None:
         from_server, from_connection = _errors()
@@ -277,6 +329,31 @@ class KubernetesCluster:
         if error.status == 401:
             words = f"{words}. The credentials of this context are not accepted: log in again"
         return Refused(f"the cluster {self.name} refused {action}: {words}", error.status)
+
+
+def _run_of(held: Mapping[str, Any]) -> str | None:
+    found = ((held.get("metadata") or {}).get("annotations") or {}).get(RUN_ANNOTATION)
+    return None if found is None else str(found)
+
+
+def _has_form(found: Any, form: Form) -> bool:
+    """Whether an answer is what was asked for, as far down as every object of Kubernetes is the same."""
+    if not isinstance(found, dict) or (form == "list" and "items" not in found):
+        return False
+    items = found.get("items") or ()
+    if not isinstance(items, (list, tuple)) or not all(_is_object(it) for it in items):
+        return False
+    return _is_object(found) if form == "object" else True
+
+
+def _is_object(found: Any) -> bool:
+    if not isinstance(found, dict):
+        return False
+    metadata = found.get("metadata")
+    if not isinstance(metadata, dict):
+        return False
+    parts = (found.get("spec"), found.get("status"), metadata.get("annotations"), metadata.get("labels"))
+    return isinstance(metadata.get("name"), str) and all(it is None or isinstance(it, dict) for it in parts)
 
 
 def _errors() -> tuple[type[Exception], type[Exception]]:
@@ -309,9 +386,19 @@ def cluster(context: str | None) -> KubernetesCluster:
     try:
         contexts, current = config.list_kube_config_contexts()
     except ConfigException as error:
-        if context in (None, IN_CLUSTER):
+        if context == IN_CLUSTER or (context is None and _SERVICE in os.environ):
             return KubernetesCluster(IN_CLUSTER, _inside)
-        raise SubmitError(f"backend.context: no kubeconfig can be read ({error}). Make one: {_UPDATE}") from error
+        if context is None:
+            raise SubmitError(
+                f"backend.context: is not set, and there is no current context ({error}). Name one, or make one: "
+                f"{_UPDATE}"
+            ) from error
+        # A kubeconfig without a current context has the one that is named all the same.
+        return KubernetesCluster(context, partial(_connect, context))
+    except Exception as error:
+        # The client reads the file without a look at its form: this is whatever its parser raises.
+        words = " ".join(str(error).split())
+        raise SubmitError(f"backend.context: the kubeconfig cannot be read: {words}. Make one: {_UPDATE}") from error
     # Checked here, because the client's own error does not list what there is.
     known = [str(it["name"]) for it in contexts]
     name = context if context is not None else str(current["name"])
@@ -323,15 +410,41 @@ def cluster(context: str | None) -> KubernetesCluster:
             f"backend.context: the kubeconfig has no context {name!r}. It has: {listed}. Add it: {_UPDATE}"
         )
 
-    def connect() -> Any:
+    return KubernetesCluster(name, partial(_connect, name))
+
+
+def _connect(name: str) -> Any:
+    """A client for a context, with fresh credentials. Raises ``SubmitError``."""
+    from kubernetes import config
+    from kubernetes.config.config_exception import ConfigException
+
+    with _logged_errors() as found:
         try:
-            return config.new_client_from_config(context=name)
+            client = config.new_client_from_config(context=name)
         except ConfigException as error:
-            raise SubmitError(f"backend.context: {name} cannot be used: {error}") from error
+            raise SubmitError(f"backend.context: {name} cannot be used: {error}. Make it anew: {_UPDATE}") from error
+    # The client only logs that the command for a token has failed, and asks the cluster as nobody.
+    if found and not client.configuration.api_key and not client.configuration.cert_file:
+        raise SubmitError(f"backend.context: {name} has no credentials: {'; '.join(found)}. Log in again")
+    return client
 
-    return KubernetesCluster(name, connect)
+
+@contextmanager
+def _logged_errors() -> Iterator[list[str]]:
+    """The messages that are logged as errors in between, which then go nowhere else."""
+    found: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield found
+    finally:
+        root.removeHandler(handler)
 
 
+# What every pod has of its cluster.
+_SERVICE = "KUBERNETES_SERVICE_HOST"
 _UPDATE = "aws eks update-kubeconfig --name CLUSTER"
 
 

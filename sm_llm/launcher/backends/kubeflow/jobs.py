@@ -67,7 +67,7 @@ def state_of(run_store: RunStore, record: RunRecord, cluster: KubernetesCluster)
     if job is None or not is_of(job, run_store.uri, last.number):
         return _gone(run_store, record, last)
     pods = [it for it in cluster.pods(namespace, name) if is_of(it, run_store.uri, last.number)]
-    native = native_state(job, pods, lambda: cluster.events(namespace, name))
+    native = native_state(job, pods, lambda it: cluster.events(namespace, it))
     if not native.state.is_final:
         if job["metadata"].get("deletionTimestamp"):
             return NativeState(RunState.RUNNING, "ending: its job was deleted")
@@ -137,7 +137,7 @@ def stop_job(
         return
     pods = cluster.pods(namespace, name)
     # Nobody in a pod that waits for its node could read the request.
-    waits = native_state(job, pods, list).state is RunState.PENDING
+    waits = native_state(job, pods, lambda _: ()).state is RunState.PENDING
     if not now and not waits:
         return
     with suppress(SubmitError):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sm_llm.errors import QueryError
 from sm_llm.launcher.backends.kubeflow.cluster import Refused
 from sm_llm.launcher.backends.kubeflow.names import CONTAINER
 from sm_llm.launcher.backends.kubeflow.states import node_of
@@ -21,8 +23,11 @@ if TYPE_CHECKING:
 # Of one answer; the rest of a long log comes with the next.
 MOST_BYTES = 4 << 20
 """Of one pod in one answer; the rest comes with the next."""
-# The API takes whole seconds in sinceTime, and sends fractions of them.
-_SECONDS = len("2026-11-29T10:00:00")
+# Before each line. The API takes whole seconds in sinceTime, and sends fractions of them.
+_TIME = re.compile(rb"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.[0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2}) ")
+# How a node's answer begins that has no log of a container any more.
+_REMOVED = b"unable to retrieve container logs"
+_SHOWN_BYTES = 60
 # Beside a copy: which part of which container's log it holds already.
 _SEEN = ".seen-"
 # The API server's answer for a container without a log yet, and for a pod that is gone.
@@ -31,17 +36,21 @@ _NOT_STARTED = (400, 404)
 
 @dataclass
 class _Position:
-    """How far the log of one start of a container was read: its second, and how many lines from that second on."""
+    """How far the log of one start of a container was read: its second, and how many lines from that second on.
+
+    The second is one of RFC 3339 with its zone, as the API takes it.
+    """
 
     instance: str = ""
     second: str = ""
     lines: int = 0
+    """Of the answer that begins with ``second``: those that are known."""
 
     @classmethod
     def read(cls, path: Path) -> _Position:
         try:
             instance, second, lines = path.read_text(encoding="utf-8").split("\n")
-            return cls(instance, second, int(lines))
+            return cls(instance, second, int(lines)) if not second or _TIME.match(f"{second} ".encode()) else cls()
         except (OSError, ValueError):
             return cls()
 
@@ -86,14 +95,17 @@ class PodLogCopy:
             if before := str(ended.get("containerID") or ""):
                 if position.instance != before:
                     position = _Position(before)
-                while self._pull_start(name, node, file, position, previous=True):
+                while self._pull_start(name, node, file, position, has_ended=True, previous=True):
                     position = _Position.read(file)
             position = _Position(instance)
-        return self._pull_start(name, node, file, position)
+        has_ended = bool((container.get("state") or {}).get("terminated"))
+        return self._pull_start(name, node, file, position, has_ended=has_ended)
 
-    def _pull_start(self, pod: str, node: int, file: Path, position: _Position, *, previous: bool = False) -> bool:
+    def _pull_start(
+        self, pod: str, node: int, file: Path, position: _Position, *, has_ended: bool, previous: bool = False
+    ) -> bool:
         """Append what is new of one start of a container."""
-        since = f"{position.second}Z" if position.second else None
+        since = position.second or None
         try:
             body = self.cluster.log(self.namespace, pod, CONTAINER, since, MOST_BYTES, previous=previous)
             if len(body) >= MOST_BYTES and body.count(b"\n") <= position.lines:
@@ -103,14 +115,22 @@ class PodLogCopy:
             if error.status in _NOT_STARTED:
                 return False
             raise
-        return self._append(node, file, position, body)
+        if body and _TIME.match(body) is None:
+            # The node's own words in place of a log that it has removed.
+            if body.startswith(_REMOVED):
+                return False
+            begin = body[:_SHOWN_BYTES].decode("utf-8", "replace")
+            raise QueryError(f"the log of pod {pod} has no times in front of its lines; it begins with {begin!r}")
+        return self._append(node, file, position, body, has_ended=has_ended)
 
-    def _append(self, node: int, file: Path, position: _Position, body: bytes) -> bool:
-        lines = body.splitlines(keepends=True)
+    def _append(self, node: int, file: Path, position: _Position, body: bytes, *, has_ended: bool) -> bool:
         is_cut = len(body) == MOST_BYTES
-        # The last line of a bounded answer may be half of it.
-        if is_cut and len(lines) > 1 and not lines[-1].endswith(b"\n"):
-            lines.pop()
+        # By line feeds alone: a progress bar returns to the begin of its line.
+        *whole, rest = body.split(b"\n")
+        lines = [line + b"\n" for line in whole if _TIME.match(line)]
+        # What has no line feed is half of a line, which comes whole with the next answer, if there is one.
+        if has_ended and not is_cut and _TIME.match(rest):
+            lines.append(rest + b"\n")
         # The answer begins with the second that was read last, and holds the lines of it that are known.
         new = lines[position.lines :]
         if not new:
@@ -119,7 +139,13 @@ class PodLogCopy:
             log.writelines(line.partition(b" ")[2] for line in new)
             log.flush()
             os.fsync(log.fileno())
-        second = new[-1][:_SECONDS].decode("ascii", "replace")
-        count = sum(line[:_SECONDS].decode("ascii", "replace") >= second for line in lines)
+        second = _second(new[-1])
+        count = sum(_second(line) >= second for line in lines)
         _Position(position.instance, second, count).write(file)
         return is_cut
+
+
+def _second(line: bytes) -> str:
+    match = _TIME.match(line)
+    assert match is not None
+    return (match[1] + match[2]).decode()

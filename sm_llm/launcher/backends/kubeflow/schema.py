@@ -13,6 +13,16 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 DNS_1035 = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|[KMGTPE]i?|e[0-9]+)?$")] | int
 Texts = dict[str, str]
+# A qualified name: an optional DNS subdomain and a name of 63 characters.
+LabelKey = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+    ),
+]
+LabelValue = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")]
+Labels = dict[LabelKey, LabelValue]
+Annotations = dict[LabelKey, str]
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[int, Field(ge=1)]
 Processes = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|gpu|[1-9][0-9]*)$")]
@@ -28,15 +38,15 @@ class Metadata(_Closed):
 
     name: Annotated[str, StringConstraints(pattern=DNS_1035, max_length=63)]
     namespace: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
-    labels: Texts = {}
-    annotations: Texts = {}
+    labels: Labels = {}
+    annotations: Annotations = {}
 
 
 class TemplateMetadata(_Closed):
     """Of pods, whose names the operator makes."""
 
-    labels: Texts = {}
-    annotations: Texts = {}
+    labels: Labels = {}
+    annotations: Annotations = {}
 
 
 class _FieldReference(_Closed):
@@ -59,7 +69,7 @@ class _ValueFrom(_Closed):
 class EnvVariable(_Closed):
     """An environment variable."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, StringConstraints(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")]
     value: str = ""
     valueFrom: _ValueFrom | None = None
 
@@ -157,7 +167,7 @@ class PodSpec(_Closed):
     containers: Annotated[list[Container], Field(min_length=1)]
     initContainers: list[Container] = []
     volumes: list[Volume] = []
-    nodeSelector: Texts = {}
+    nodeSelector: Labels = {}
     tolerations: list[_Toleration] = []
     serviceAccountName: str = ""
     imagePullSecrets: list[_Reference] = []

@@ -28,6 +28,7 @@ CONDITIONS = {
 """Types of a job's conditions; what is not here is shown raw."""
 # HyperPod's operator has names of its own for some.
 _HYPERPOD = {"Completed": "Succeeded", "Complete": "Succeeded", "Starting": "Created", "Pending": "Created"}
+_VOLUME = re.compile(r"persistent ?volume", re.IGNORECASE)
 _DEADLINE = re.compile(r"DeadlineExceeded|active longer than specified deadline")
 
 WAITS = {
@@ -65,9 +66,10 @@ def node_of(pod: Mapping[str, Any]) -> int | None:
 
 
 def native_state(
-    job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], events: Callable[[], Sequence[Mapping[str, Any]]]
+    job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], events: Callable[[str], Sequence[Mapping[str, Any]]]
 ) -> NativeState:
-    """The state of a job and why. ``events`` asks for those of the job, where nothing else explains why it waits."""
+    """The state of a job and why. ``events`` asks for those of the job, or a pod, that nothing else explains."""
+    own = str((job.get("metadata") or {}).get("name", ""))
     condition = condition_of(job)
     if condition is None:
         return NativeState(RunState.PENDING, "the operator has not seen the job yet")
@@ -77,7 +79,7 @@ def native_state(
         return NativeState(RunState.UNKNOWN, f"{name}: {words}" if words else name)
     state = CONDITIONS[name]
     if name == "Suspended" or (state is RunState.PENDING and _is_suspended(job)):
-        return NativeState(RunState.PENDING, _quota(events()))
+        return NativeState(RunState.PENDING, _quota(events(own)))
     if name == "Failed":
         return _failed(condition, words, pods)
     if name == "Succeeded":
@@ -93,8 +95,20 @@ def native_state(
         # What a person has to do something about comes first: the rest of the pods may only wait for it.
         return min(found, key=lambda it: it.state is not RunState.PENDING)
     if state is RunState.PENDING and not pods:
-        return NativeState(state, f"its pods are being created{_last(events())}")
-    return NativeState(_by_pods(state, pods), _counts(pods) if state is not RunState.RESTARTING else words)
+        return NativeState(state, f"its pods are being created{_last(events(own))}")
+    if state is RunState.RESTARTING:
+        return NativeState(state, words)
+    return NativeState(_by_pods(state, pods), f"{_counts(pods)}{_waits(pods, events)}")
+
+
+def _waits(pods: Sequence[Mapping[str, Any]], events: Callable[[str], Sequence[Mapping[str, Any]]]) -> str:
+    """What the first pod waits for that has a node and no container yet: a volume that is not mounted, for one."""
+    waiting = [it for it in sorted(pods, key=_order) if (it.get("status") or {}).get("phase") == "Pending"]
+    if not waiting:
+        return ""
+    name = str(waiting[0]["metadata"]["name"])
+    words = _last([it for it in events(name) if it.get("type") == "Warning"])
+    return f"; {name}{words}" if words else ""
 
 
 def _by_pods(state: RunState, pods: Sequence[Mapping[str, Any]]) -> RunState:
@@ -138,7 +152,12 @@ def pod_problem(pod: Mapping[str, Any]) -> NativeState | None:
     )
     # Asked before the containers: a pod without a node has no container that could have a state.
     if unscheduled.get("status") == "False":
-        return NativeState(RunState.PENDING, f"waiting for nodes: {name}: {unscheduled.get('message')}")
+        words = str(unscheduled.get("message"))
+        if _VOLUME.search(words):
+            return NativeState(RunState.PENDING, f"waiting for a volume: {name}: {words}. Check backend.volumes")
+        return NativeState(RunState.PENDING, f"waiting for nodes: {name}: {words}")
+    if (removed := removal(pod)) is not None:
+        return NativeState(RunState.RESTARTING, f"{name}: {removed}")
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = str(waiting.get("reason"))
@@ -153,6 +172,18 @@ def pod_problem(pod: Mapping[str, Any]) -> NativeState | None:
             return NativeState(
                 RunState.RESTARTING, f"{name}: {termination(ended or last)}; started again {count} times"
             )
+    return None
+
+
+def removal(pod: Mapping[str, Any]) -> str | None:
+    """Why the cluster itself ended a pod: its node had too little memory or disk, or is drained; None otherwise."""
+    status = pod.get("status") or {}
+    if status.get("phase") == "Failed" and status.get("reason"):
+        return f"{status['reason']}: {status.get('message') or 'no message'}"
+    conditions = status.get("conditions") or ()
+    found: Mapping[str, Any] = next((it for it in conditions if it.get("type") == "DisruptionTarget"), {})
+    if found.get("status") == "True":
+        return f"{found.get('reason')}: {found.get('message') or 'no message'}"
     return None
 
 
@@ -171,6 +202,9 @@ def _failed(condition: Mapping[str, Any], words: str, pods: Sequence[Mapping[str
         return NativeState(RunState.INTERRUPTED, "the time limit backend.time_limit_minutes was reached")
     ended = []
     for pod in sorted(pods, key=_order):
+        if (evicted := removal(pod)) is not None:
+            # Without a time of its own: what the cluster did comes before what the other pods lost by it.
+            ended.append(("", f"{pod['metadata']['name']}: {evicted}"))
         for it in (pod.get("status") or {}).get("containerStatuses") or ():
             # A container that is started again shows its end in its last state.
             found = (it.get("state") or {}).get("terminated") or (it.get("lastState") or {}).get("terminated") or {}

@@ -132,13 +132,17 @@ def _at(record: RunRecord, number: int, native_id: str) -> RunRecord:
 
 
 def _create_account(namespace: str, cluster: KubernetesCluster) -> None:
-    for manifest in account_objects(namespace):
+    account, *roles = account_objects(namespace)
+    there = [cluster.exists(cluster.path(it["kind"], namespace, names.DRIVER)) for it in (*roles, account)]
+    # The account comes last, so that its being there means that its roles are: who may create jobs seldom sees roles.
+    has_roles = there[-1] is not False
+    for manifest, is_there in zip((*roles, account), there, strict=True):
+        if is_there or (is_there is None and has_roles):
+            continue
         try:
-            if cluster.job(manifest["kind"], namespace, names.DRIVER) is None:
-                cluster.create(manifest)
+            cluster.create(manifest)
         except Refused as error:
-            # 409: another launch was faster. 403 on the look alone: who may not see it may be allowed to use it.
-            if error.status == 409:
+            if error.status == 409:  # another launch was faster
                 continue
             raise SubmitError(
                 f"{error}. Workflows need the {manifest['kind']} {names.DRIVER} in {namespace}: an administrator "

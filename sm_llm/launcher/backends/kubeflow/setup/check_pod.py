@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import QueryError, SubmitError
 from sm_llm.launcher.backend import ClusterCheck
 from sm_llm.launcher.backends.kubeflow import names
-from sm_llm.launcher.backends.kubeflow.states import pod_problem, termination
+from sm_llm.launcher.backends.kubeflow.states import pod_problem, removal, termination
 from sm_llm.runs.run_states import RunState
 
 if TYPE_CHECKING:
@@ -91,4 +91,4 @@ def _watched(
 def _end(pod: Mapping[str, Any]) -> str:
     for it in (pod.get("status") or {}).get("containerStatuses") or ():
         return termination((it.get("state") or {}).get("terminated") or {})
-    return str((pod.get("status") or {}).get("message") or "it failed")
+    return removal(pod) or "it failed"

@@ -79,7 +79,7 @@ def _rights(options: KubeflowOptions, cluster: KubernetesCluster) -> Iterator[Cl
     group, plural = cluster.resource(options.resource)
     wanted = [
         *((verb, group, plural) for verb in ("create", "get", "delete")),
-        *((verb, "", "configmaps") for verb in ("create", "update", "patch")),
+        *((verb, "", "configmaps") for verb in ("create", "get", "update", "patch")),
         ("list", "", "pods"),
         ("get", "", "pods/log"),
     ]
