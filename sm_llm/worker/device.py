@@ -238,7 +238,7 @@ class CudaDevice:
 
     @property
     def total_memory(self) -> int:
-        return int(torch.cuda.get_device_properties(self.torch_device).total_memory)
+        return _gpu_memory(self.torch_device)
 
     def peak_memory(self) -> int:
         peak = torch.cuda.max_memory_allocated(self.torch_device)
@@ -274,6 +274,15 @@ def _pinned_scalar() -> torch.Tensor:
 
 def _stacked(values: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([it.to(torch.float64).unsqueeze(0) for it in values])
+
+
+def memory_of(device: torch.device) -> int | None:
+    """``Device.total_memory`` for what knows only where its tensors are."""
+    return _gpu_memory(device) if device.type == "cuda" else None
+
+
+def _gpu_memory(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def gpu_or_cpu(process: ProcessInfo) -> Device:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from sm_llm.worker.device import memory_of
 from sm_llm.worker.training.token_loss import IGNORED
 
 if TYPE_CHECKING:
@@ -37,9 +38,8 @@ class Vocabulary:
 
 def logit_bytes(device: torch.device) -> int:
     """How much memory the logits of one chunk may take: a 32nd of a GPU's (4.4 GiB of an H200's)."""
-    if device.type != "cuda":
-        return _HOST_BYTES
-    return int(torch.cuda.get_device_properties(device).total_memory) // _DEVICE_SHARE
+    memory = memory_of(device)
+    return _HOST_BYTES if memory is None else memory // _DEVICE_SHARE
 
 
 def chunk_rows(tokens: int, weight: torch.Tensor) -> int:

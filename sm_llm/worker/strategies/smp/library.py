@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sm_llm.spec.parallelism.base import Layout
+    from sm_llm.worker.device import Device
 
 PARAMETERS = "SM_HP_MP_PARAMETERS"
 """Variable in which SageMaker hands over the launch parameter ``mp_parameters``."""
@@ -115,12 +116,12 @@ def local_state(model: torch.nn.Module) -> AbstractContextManager[Any]:
     return context
 
 
-def full_state(model: torch.nn.Module) -> AbstractContextManager[Any]:
+def full_state(model: torch.nn.Module, device: Device) -> AbstractContextManager[Any]:
     """Inside, ``model.state_dict()`` is the whole model under Hugging Face's names, in host memory of rank 0 alone."""
     from torch.distributed.fsdp import FullStateDictConfig, StateDictType
 
     # Where parameters are in host memory already, FSDP1 frees what it "offloads" while it is being read.
-    config = FullStateDictConfig(rank0_only=True, offload_to_cpu=torch.cuda.is_available())
+    config = FullStateDictConfig(rank0_only=True, offload_to_cpu=device.type != "cpu")
     module = f"{PACKAGE}.distributed.checkpoint.state_dict_utils"
     context: AbstractContextManager[Any] = symbol(module, "sm_state_dict_type")(
         model, StateDictType.FULL_STATE_DICT, state_dict_config=config

@@ -224,7 +224,7 @@ class SmpStrategy:
 
         Raises ``CheckpointError`` on rank 0 where what it gives is not the model.
         """
-        with library.full_state(self._fsdp):
+        with library.full_state(self._fsdp, self.device):
             whole = self._fsdp.state_dict()
         found = with_plain_names(whole.items()) if self._process.is_leader else {}
         for name, tensor in self._tensors.items():
