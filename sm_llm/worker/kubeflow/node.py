@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.parent import end_with_parent
 from sm_llm.worker.kubeflow.group import Group
 from sm_llm.worker.kubeflow.start_steps import STOPPED
-from sm_llm.worker.node_setup.container_folders import STEPPED, make_container_folders
+from sm_llm.worker.node_setup.container_folders import STEPPED, make_container_folders, run_folder, user_folder
 from sm_llm.worker.node_setup.preflight import Expected, node_issues
 
 if TYPE_CHECKING:
@@ -88,18 +88,12 @@ class Pod:
     @property
     def of_user(self) -> Path:
         """This user's folder on the disk, which may be the node's own, and be shared with other pods."""
-        return Path(self.environ["SM_LLM_POD_SCRATCH"]) / f"sm-llm-{os.geteuid()}"
+        return user_folder(self.environ["SM_LLM_POD_SCRATCH"])
 
     @property
     def base(self) -> Path:
         """The worker's folders, the same after a restart of the container."""
         return self.of_user / str(self.job["run_id"]) / f"node-{self.index}"
-
-    @property
-    def run_folder(self) -> Path:
-        """Where the workers keep the files of the run."""
-        uri = str(self.job["run_uri"])
-        return self.base / "scratch" / "run" if "://" in uri else Path(uri)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -171,7 +165,7 @@ class Pod:
 
     def is_asked_to_stop(self) -> bool:
         """Whether the run was asked to stop through its storage."""
-        return (self.run_folder / "stop").exists()
+        return (run_folder(self.job, self.base) / "stop").exists()
 
 
 class _Ending:

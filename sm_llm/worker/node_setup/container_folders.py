@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
 
 STEPPED = ("train", "script")
 """Task kinds that look for a stop file between two steps; others end at once when they are asked."""
+
+
+def user_folder(scratch: str) -> Path:
+    """This user's folder on a node's disk, which others may share: nobody else may have made it, or may enter it."""
+    return Path(scratch) / f"sm-llm-{os.geteuid()}"
+
+
+def run_folder(job: Mapping[str, Any], base: Path) -> Path:
+    """Where the workers of a node keep the files of the run; ``job`` is job.json, ``base`` holds their folders."""
+    address = str(job["run_uri"])
+    return base / "scratch" / "run" if "://" in address else Path(address)
 
 
 def make_container_folders(base: Path) -> None:

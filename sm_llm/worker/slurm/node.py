@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.hosts import IN_ORDER, numeric
 from sm_llm.parent import end_with_parent
 from sm_llm.worker.node_setup import forking_torchrun
-from sm_llm.worker.node_setup.container_folders import STEPPED, make_container_folders
+from sm_llm.worker.node_setup.container_folders import STEPPED, make_container_folders, run_folder, user_folder
 from sm_llm.worker.node_setup.preflight import Expected, node_issues
 from sm_llm.worker.slurm import leftovers
 from sm_llm.worker.slurm.nodelist import expand, keeping_positions
@@ -89,14 +89,8 @@ class Node:
 
     @property
     def of_user(self) -> Path:
-        """This user's folder on the disk, which others share: nobody else may have made it, or may enter it."""
-        return Path(str(self.job["spec"]["backend"]["scratch_folder"])) / f"sm-llm-{os.geteuid()}"
-
-    @property
-    def run_folder(self) -> Path:
-        """Where the workers keep the files of the run."""
-        uri = str(self.job["run_uri"])
-        return self.base / "scratch" / "run" if "://" in uri else Path(uri)
+        """This user's folder on the disk."""
+        return user_folder(str(self.job["spec"]["backend"]["scratch_folder"]))
 
     @property
     def rendezvous(self) -> tuple[str, int]:
@@ -161,7 +155,7 @@ class Node:
         hosts = {"current_host": self.name, "hosts": self.names, "network_interface_name": "", IN_ORDER: True}
         (self.base / "input/config/resourceconfig.json").write_text(json.dumps(hosts), encoding="utf-8")
         if self.index == 0:
-            (self.run_folder / "stop").unlink(missing_ok=True)
+            (run_folder(self.job, self.base) / "stop").unlink(missing_ok=True)
             # For the next start, which reads it before its nodes begin.
             self.note("../nodes", ",".join(self.names))
 
@@ -258,7 +252,7 @@ def _run(node: Node) -> int:
             if not is_asked and any(it.exists() for it in requests):
                 if node.job["spec"]["task"]["kind"] in STEPPED:
                     if node.index == 0:
-                        (node.run_folder / "stop").touch(0o600)
+                        (run_folder(node.job, node.base) / "stop").touch(0o600)
                     # Asked once: the task itself reads the stop file from here on.
                     requests = []
                 else:
