@@ -9,11 +9,14 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sm_llm.errors import SubmitError
 from sm_llm.launcher.attempt_outcome import record_outcome
 from sm_llm.launcher.backend import NativeState
 from sm_llm.launcher.build_submission import build_submission, new_record
 from sm_llm.launcher.job_inputs import rendered
-from sm_llm.runs.locate import remember_launch
+from sm_llm.launcher.planner import plan_workflow
+from sm_llm.launcher.planning.plan import assert_supported
+from sm_llm.runs.locate import launch_folder, remember_launch
 from sm_llm.runs.outcome import Outcome
 from sm_llm.runs.results import has_final, link_result, result_location
 from sm_llm.runs.run_paths import STEPS, step_run_id
@@ -64,6 +67,27 @@ def has_result(run_store: RunStore, above: RunRecord, step: str) -> bool:
     """Whether a step of the workflow at ``run_store`` has published its result. ``above`` is the workflow's record."""
     step_store = run_store.below(STEPS, step)
     return step_store.exists() and has_final(step_store, step_run_id(above.run_id, step))
+
+
+def plans_without_result(run_store: RunStore, record: RunRecord, workflow: WorkflowSpec) -> list[Plan]:
+    """The plans of the steps that a further attempt of the workflow in ``record`` has to start.
+
+    Raises ``PlanError`` for what cannot run, and ``SubmitError`` where every step has its result.
+    """
+    plans = [it for it in plan_workflow(workflow) if not has_result(run_store, record, str(it.step))]
+    if not plans:
+        raise SubmitError(f"{run_store.uri}: every step has its result")
+    assert_supported(plans)
+    return plans
+
+
+def step_submission(
+    run_store: RunStore, record: RunRecord, workflow: WorkflowSpec, plan: Plan
+) -> tuple[RunStore, Submission]:
+    """Where a step of the workflow in ``record`` has its own run, and the submission of that run's next attempt."""
+    step_store = run_store.below(STEPS, str(plan.step))
+    stable = at_stable_addresses(workflow, plan, run_store.uri)
+    return step_store, next_submission(step_store, record, stable, launch_folder(run_store, record))
 
 
 def next_submission(run_store: RunStore, above: RunRecord, plan: Plan, folder: Path | None) -> Submission:

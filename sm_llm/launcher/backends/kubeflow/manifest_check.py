@@ -24,7 +24,9 @@ from sm_llm.launcher.backends.kubeflow.schema import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sm_llm.spec.validation.runner import Checker
 
 _MODELS: dict[str, type[BaseModel]] = {
     "PyTorchJob": PyTorchJob,
@@ -59,6 +61,15 @@ def manifest_issues(manifest: Mapping[str, Any]) -> list[Issue]:
     if isinstance(found, BatchJob):
         return list(_batch_issues(found))
     return list(_map_issues(found)) if isinstance(found, ConfigMap) else []
+
+
+def check_manifests(manifests: Sequence[Mapping[str, Any]]) -> Iterator[Issue]:
+    """What the cluster would refuse, or drop, of the manifests of a job."""
+    for manifest in manifests:
+        yield from manifest_issues(manifest)
+
+
+REQUEST_CHECKERS: tuple[Checker[Sequence[Mapping[str, Any]]], ...] = (check_manifests,)
 
 
 def _issue(model: type[BaseModel], error: Any) -> Issue:

@@ -6,13 +6,14 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import job_run_store
-from sm_llm.errors import PlanError, QueryError, SubmitError
+from sm_llm.errors import QueryError, SubmitError
 from sm_llm.launcher.backends.kubeflow.cluster import INSTALL, Refused, dropped_fields
 from sm_llm.launcher.backends.kubeflow.jobs import is_of, remove_earlier
 from sm_llm.launcher.backends.kubeflow.manifest import secret_names
-from sm_llm.launcher.backends.kubeflow.manifest_check import manifest_issues
+from sm_llm.launcher.backends.kubeflow.manifest_check import REQUEST_CHECKERS
 from sm_llm.launcher.submission import MayRun, keep_request
 from sm_llm.spec.backends.kubeflow import KubeflowOptions
+from sm_llm.spec.validation.runner import refuse, run
 from sm_llm.storage.uri import open_store
 from sm_llm.terminal import counted, echo, quoted, size
 
@@ -33,8 +34,7 @@ def check_cluster(submission: Submission, cluster: KubernetesCluster) -> None:
     """
     options = KubeflowOptions.of(submission.job.spec)
     _, job = submission.request["manifests"]
-    if issues := [it for manifest in submission.request["manifests"] for it in manifest_issues(manifest)]:
-        raise PlanError(issues)
+    refuse(run(REQUEST_CHECKERS, submission.request["manifests"]))
     if not cluster.has_kind(options.resource, options.namespace):
         raise SubmitError(
             f"backend.resource: the cluster {cluster.name} has no {options.resource}. Install its operator: "

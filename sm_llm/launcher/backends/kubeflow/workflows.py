@@ -11,34 +11,32 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import LaunchRefused, PlanError, SubmitError
+from sm_llm.errors import LaunchRefused, SubmitError
 from sm_llm.launcher.backend import NativeState
 from sm_llm.launcher.backends.kubeflow import names
 from sm_llm.launcher.backends.kubeflow.cluster import Refused
 from sm_llm.launcher.backends.kubeflow.driver import account_objects, driver_objects
 from sm_llm.launcher.backends.kubeflow.jobs import is_of, kind_of, parts, stop_job
-from sm_llm.launcher.backends.kubeflow.manifest_check import manifest_issues
+from sm_llm.launcher.backends.kubeflow.manifest_check import REQUEST_CHECKERS
 from sm_llm.launcher.backends.kubeflow.render import document
 from sm_llm.launcher.backends.kubeflow.states import condition_of, pod_problem, termination
 from sm_llm.launcher.backends.kubeflow.submit import check_cluster, create_once, own_config_maps, upload_inputs
 from sm_llm.launcher.backends.workflow_steps import (
     alive,
-    at_stable_addresses,
     behind,
-    has_result,
-    next_submission,
+    plans_without_result,
     previewed,
     settled,
+    step_submission,
 )
 from sm_llm.launcher.build_submission import recorded_workflow
-from sm_llm.launcher.planner import plan_workflow
-from sm_llm.launcher.planning.plan import assert_supported
-from sm_llm.runs.locate import find_run_store, launch_folder
+from sm_llm.runs.locate import find_run_store
 from sm_llm.runs.outcome import STARTING_SECONDS
 from sm_llm.runs.run_paths import STEPS, RunPaths, step_run_id
 from sm_llm.runs.run_record import Attempt
 from sm_llm.runs.run_states import RunState
 from sm_llm.spec.backends.kubeflow import KubeflowOptions
+from sm_llm.spec.validation.runner import refuse, run
 from sm_llm.terminal import echo, quoted
 
 if TYPE_CHECKING:
@@ -89,15 +87,11 @@ def start(run_store: RunStore, number: int, connect: Callable[[str | None], Kube
     workflow = recorded_workflow(run_store, record)
     options = KubeflowOptions.of(workflow)
     cluster = connect(options.context)
-    plans = [it for it in plan_workflow(workflow) if not has_result(run_store, record, str(it.step))]
-    if not plans:
-        raise SubmitError(f"{run_store.uri}: every step has its result")
-    assert_supported(plans)
-    name, folder = names.object_name(record.run_id), launch_folder(run_store, record)
+    plans = plans_without_result(run_store, record, workflow)
+    name = names.object_name(record.run_id)
     found: dict[str, Submission] = {}
     for plan in plans:
-        step_store = run_store.below(STEPS, str(plan.step))
-        submission = next_submission(step_store, record, at_stable_addresses(workflow, plan, run_store.uri), folder)
+        _, submission = step_submission(run_store, record, workflow, plan)
         check_cluster(submission, cluster)
         found[str(plan.step)] = submission
     # A step that has its result has no job in this attempt, and nothing waits for it.
@@ -105,8 +99,7 @@ def start(run_store: RunStore, number: int, connect: Callable[[str | None], Kube
     config_map, job = driver_objects(
         name, run_store.uri, number, options, steps, {step: _job(it) for step, it in found.items()}
     )
-    if issues := [it for manifest in (config_map, job) for it in manifest_issues(manifest)]:
-        raise PlanError(issues)
+    refuse(run(REQUEST_CHECKERS, (config_map, job)))
     _create_account(options.namespace, cluster)
     # First: the driver of an earlier attempt must not start what is prepared here.
     remove_driver(run_store.uri, cluster, options.namespace, name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,14 +9,12 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import SmLlmError
 from sm_llm.launcher.backends.local.attempt import recorded, run_attempt
 from sm_llm.launcher.backends.local.local_run import write_submission
-from sm_llm.launcher.build_submission import build_submission, new_record
+from sm_llm.launcher.backends.workflow_steps import next_submission
 from sm_llm.launcher.job_inputs import absolute_inputs
 from sm_llm.launcher.planning.plan import assert_supported
-from sm_llm.runs.locate import remember_launch
 from sm_llm.runs.outcome import Outcome
 from sm_llm.runs.results import link_result, result_location
 from sm_llm.runs.run_paths import STEPS, step_run_id
-from sm_llm.runs.run_record import RequestedRun
 from sm_llm.runs.run_states import RunState
 from sm_llm.spec.job import WorkflowSpec
 
@@ -45,7 +42,7 @@ def run_workflow(
     assert isinstance(workflow, WorkflowSpec)
     with recorded(run_store, _attempt(record), on_started) as recording:
         interrupts.heed(run_store.paths.stop_file)  # another machine asks by it; a job's own workers look for it
-        outcome = _run_steps(run_store, record.run_id, workflow, interrupts, recording, folder or Path.cwd())
+        outcome = _run_steps(run_store, record, workflow, interrupts, recording, folder or Path.cwd())
         recording.end(outcome)
     return outcome
 
@@ -57,15 +54,16 @@ def _attempt(record: RunRecord) -> int:
 
 
 def _run_steps(
-    run_store: RunStore, run_id: str, workflow: WorkflowSpec, interrupts: Interrupts, recording: Recording, folder: Path
-) -> Outcome:
+    run_store: RunStore, record: RunRecord, workflow: WorkflowSpec, interrupts: Interrupts, recording: Recording,
+    folder: Path,
+) -> Outcome:  # fmt: skip
     outputs: dict[str, str] = {}
     result = None
     for step in workflow.steps:
-        step_store, own_id = run_store.below(STEPS, step), step_run_id(run_id, step)
+        step_store, own_id = run_store.below(STEPS, step), step_run_id(record.run_id, step)
         result = result_location(step_store, own_id) if step_store.exists() else None
         if result is None:
-            outcome = _run_step(step_store, own_id, workflow, step, outputs, interrupts, recording, folder)
+            outcome = _run_step(step_store, record, workflow, step, outputs, interrupts, recording, folder)
             if not outcome.state.is_completed:
                 return Outcome(outcome.state, f"step {step}: {outcome.reason or outcome.state}", outcome.rank)
             result = result_location(step_store, own_id)
@@ -75,7 +73,7 @@ def _run_steps(
 
 
 def _run_step(
-    run_store: RunStore, run_id: str, workflow: WorkflowSpec, step: str, outputs: dict[str, str],
+    run_store: RunStore, above: RunRecord, workflow: WorkflowSpec, step: str, outputs: dict[str, str],
     interrupts: Interrupts, recording: Recording, folder: Path,
 ) -> Outcome:  # fmt: skip
     from sm_llm.launcher.planner import plan_job
@@ -91,15 +89,5 @@ def _run_step(
         plan = replace(found, job=job, digest=spec_digest(job))  # in the record, and compared, as it was written
     except SmLlmError as error:
         return Outcome(RunState.FAILED, str(error))
-    if not run_store.exists():
-        record = new_record(
-            run_id, plan.job, plan.digest, {}, [plan.to_json()], created=time.time(), folder=folder
-        )  # fmt: skip
-        run_store.create(record)
-        remember_launch(run_store, record)
-    elif run_store.record().spec_digest != plan.digest:
-        # The workflow was resumed with changes: the step's record follows.
-        asked = RequestedRun(spec=plan.job.model_dump(mode="json"), spec_digest=plan.digest, plan=[plan.to_json()])
-        run_store.update(lambda record: record.asking(asked))
-    write_submission(build_submission(plan, run_store, run_store.record(), folder=folder))
+    write_submission(next_submission(run_store, above, plan, folder))
     return run_attempt(run_store, interrupts, quiet=recording.quiet, folder=folder)

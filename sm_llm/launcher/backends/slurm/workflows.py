@@ -16,18 +16,14 @@ from sm_llm.launcher.backends.slurm.paths import SEPARATOR, native_id
 from sm_llm.launcher.backends.slurm.submit import check_cluster, submit
 from sm_llm.launcher.backends.workflow_steps import (
     alive,
-    at_stable_addresses,
     behind,
-    has_result,
-    next_submission,
+    plans_without_result,
     previewed,
     settled,
+    step_submission,
 )
 from sm_llm.launcher.build_submission import recorded_workflow
-from sm_llm.launcher.planner import plan_workflow
-from sm_llm.launcher.planning.plan import assert_supported
 from sm_llm.launcher.submission import claimed
-from sm_llm.runs.locate import launch_folder
 from sm_llm.runs.run_paths import STEPS, RunPaths
 from sm_llm.runs.run_record import Attempt
 from sm_llm.runs.run_states import RunState
@@ -36,7 +32,6 @@ from sm_llm.terminal import echo, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from sm_llm.launcher.backend import Submission
     from sm_llm.launcher.backends.slurm.cluster import Cluster
@@ -62,26 +57,19 @@ def start(run_store: RunStore, connect: Callable[[str | None], Cluster]) -> str:
     options = SlurmOptions.of(workflow)
     cluster = connect(options.ssh_host)
     check_cluster(options, cluster)
-    plans = plan_workflow(workflow)
-    assert_supported(plans)
-    folder = launch_folder(run_store, record)
+    plans = plans_without_result(run_store, record, workflow)
     jobs: dict[str, str] = {}
     try:
         for plan in plans:
-            assert plan.step is not None
-            if has_result(run_store, record, plan.step):
-                continue
+            step_store, submission = step_submission(run_store, record, workflow, plan)
             # A step that has its result has no job in this attempt, and nothing waits for it.
             after = [jobs[it] for it in plan.after if it in jobs]
-            step_store, found = run_store.below(STEPS, plan.step), at_stable_addresses(workflow, plan, run_store.uri)
-            jobs[plan.step] = _start_step(step_store, record, found, after, cluster, folder)
+            jobs[str(plan.step)] = _start_step(step_store, behind(submission, after), cluster)
     except BaseException:  # Ctrl-C, too: half a workflow would wait, or run, without anyone who knows of it
         for job_id in reversed(jobs.values()):
             with suppress(SubmitError):
                 cluster.cancel(job_id)
         raise
-    if not jobs:
-        raise SubmitError(f"{run_store.uri}: every step has its result")
     echo(
         f"submitted {', '.join(f'{step} as job {it}' for step, it in jobs.items())} through {cluster.transport.where}",
         f"follow it with: sm-llm logs -f {quoted(run_store.uri)}",
@@ -90,19 +78,13 @@ def start(run_store: RunStore, connect: Callable[[str | None], Cluster]) -> str:
     return native_id(options.ssh_host, SEPARATOR.join(jobs.values()))
 
 
-def _start_step(
-    run_store: RunStore, above: RunRecord, plan: Plan, after: Sequence[str], cluster: Cluster, folder: Path | None
-) -> str:
-    """Submit the next attempt of a step's own run at ``run_store``, behind the jobs ``after``; returns the job's id.
-
-    ``folder`` is what its relative inputs are relative to.
-    """
-    submission = behind(next_submission(run_store, above, plan, folder), after)
+def _start_step(run_store: RunStore, submission: Submission, cluster: Cluster) -> str:
+    """Submit the next attempt of a step's own run at ``run_store``; returns the job's id."""
     number = submission.job.attempt
     attempt = Attempt.claim(number, request=RunPaths.request_key(number))
     with claimed(run_store, attempt):
         job_id = submit(submission, cluster)
-    begun = attempt.model_copy(update={"native_id": native_id(SlurmOptions.of(plan.job).ssh_host, job_id)})
+    begun = attempt.model_copy(update={"native_id": native_id(SlurmOptions.of(submission.job.spec).ssh_host, job_id)})
     run_store.update(lambda held: held.with_attempt(begun))
     return job_id
 
