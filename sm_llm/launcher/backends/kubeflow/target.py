@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, SpecError, warning
+from sm_llm.launcher.backends.cluster_program import PROGRAM_CHECKERS
 from sm_llm.launcher.backends.kubeflow import names
 from sm_llm.launcher.job_inputs import output_folders
 from sm_llm.launcher.planning.bundle import local_source
 from sm_llm.launcher.planning.plan import Checks
-from sm_llm.launcher.planning.program_checks import module_warnings, program_issues, source_issues
-from sm_llm.launcher.planning.removed_modules import import_warnings
 from sm_llm.optional import missing
 from sm_llm.spec.backends.kubeflow import KubeflowOptions
 from sm_llm.spec.derive import derive_task
@@ -137,6 +136,7 @@ def plan_checks(plan: Plan) -> Checks:
     program = local_source(job.task.source) if isinstance(job.task, ScriptTask) else None
     asked = Asked(job, KubeflowOptions.of(job), program)
     issues = run(BACKEND_CHECKERS, asked)
+    issues += run(PROGRAM_CHECKERS, asked, issues)
     lacking = missing("kubernetes")
     # Known before anything is stored, and shown by a plan all the same.
     unsupported = () if lacking is None else (Issue("kubernetes-client-missing", "backend.name", lacking, "kubeflow"),)
@@ -465,18 +465,6 @@ def check_use(asked: Asked) -> Iterator[Issue]:
         yield warning("queue-without-priority", "backend.priority", message)
 
 
-def check_program(asked: Asked) -> Iterator[Issue]:
-    """The user's program: its entry, requirements and files."""
-    yield from (*source_issues(asked.job), *program_issues(asked.job, asked.program, None))
-
-
-def check_imports(asked: Asked) -> Iterator[Issue]:
-    """Modules that the program imports and that are not there."""
-    task, program = asked.job.task, asked.program
-    if program is not None and isinstance(task, ScriptTask):
-        yield from (*import_warnings(program, None, task.entry), *module_warnings(task.entry, program))
-
-
 BACKEND_CHECKERS: tuple[Checker[Asked], ...] = (
     check_resource,
     check_effects,
@@ -486,7 +474,5 @@ BACKEND_CHECKERS: tuple[Checker[Asked], ...] = (
     check_volumes,
     check_locations,
     check_secrets,
-    check_program,
     check_use,
-    check_imports,
 )

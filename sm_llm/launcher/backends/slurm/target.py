@@ -8,13 +8,12 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, warning
+from sm_llm.launcher.backends.cluster_program import PROGRAM_CHECKERS
 from sm_llm.launcher.backends.slurm.paths import IN_CONTAINER
 from sm_llm.launcher.job_inputs import output_folders
 from sm_llm.launcher.planning.bundle import local_source
 from sm_llm.launcher.planning.local_paths import local_folder
 from sm_llm.launcher.planning.plan import Checks
-from sm_llm.launcher.planning.program_checks import module_warnings, program_issues, source_issues
-from sm_llm.launcher.planning.removed_modules import import_warnings
 from sm_llm.spec.backends.slurm import SlurmOptions
 from sm_llm.spec.inputs import FileSystemInput, input_location
 from sm_llm.spec.job_machines import machines
@@ -79,7 +78,9 @@ def plan_checks(plan: Plan) -> Checks:
     job = plan.job
     options = SlurmOptions.of(job)
     program = local_source(job.task.source) if isinstance(job.task, ScriptTask) else None
-    issues = run(BACKEND_CHECKERS, ClusterRequest(job, options, program))
+    asked = ClusterRequest(job, options, program)
+    issues = run(BACKEND_CHECKERS, asked)
+    issues += run(PROGRAM_CHECKERS, asked, issues)
     return Checks(None if errors_of(issues) else _decide(job, options, program), tuple(issues))
 
 
@@ -319,18 +320,6 @@ def check_use(asked: ClusterRequest) -> Iterator[Issue]:
         yield warning("one-process-of-a-node", "compute.processes_per_instance", message)
 
 
-def check_program(asked: ClusterRequest) -> Iterator[Issue]:
-    """The user's program: its entry, requirements and files."""
-    yield from (*source_issues(asked.job), *program_issues(asked.job, asked.program, None))
-
-
-def check_imports(asked: ClusterRequest) -> Iterator[Issue]:
-    """Modules that the program imports and that are not there."""
-    task, program = asked.job.task, asked.program
-    if program is not None and isinstance(task, ScriptTask):
-        yield from (*import_warnings(program, None, task.entry), *module_warnings(task.entry, program))
-
-
 BACKEND_CHECKERS: tuple[Checker[ClusterRequest], ...] = (
     check_environment,
     check_limits,
@@ -338,7 +327,5 @@ BACKEND_CHECKERS: tuple[Checker[ClusterRequest], ...] = (
     check_locations,
     check_unmounted,
     check_secrets,
-    check_program,
     check_use,
-    check_imports,
 )
