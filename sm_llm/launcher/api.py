@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sm_llm.runs.run_paths import generate_run_id, storage_root
@@ -12,6 +13,7 @@ from sm_llm.terminal import echo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sm_llm.errors import Issue
     from sm_llm.launcher.backend import Submission
     from sm_llm.launcher.planner import Source
     from sm_llm.launcher.planning.plan import Plan
@@ -73,7 +75,8 @@ def launch(
     """
     if dry_run:
         return preview(source, *overrides, **fields)[1]
-    from sm_llm.launcher.lifecycle import begin, proceed  # a dry run needs nothing of what starts runs
+    from sm_llm.errors import PlanError
+    from sm_llm.launcher.lifecycle import begin, proceed, startable  # a dry run needs nothing of what starts runs
     from sm_llm.launcher.planner import load_whole
     from sm_llm.launcher.run import Run
     from sm_llm.launcher.unfinished import EarlierRun, find_unfinished
@@ -81,13 +84,23 @@ def launch(
 
     loaded = load_whole(source, overrides, fields)
     storage = storage_root(loaded.spec)
+    plans, refusal = None, None
+    try:
+        plans = startable(loaded)
+    except PlanError as error:
+        # A run that was launched from another folder has its relative inputs there.
+        if new or not all(map(_is_relative, error.issues)):
+            raise
+        refusal = error
     # The search reads many records of one store: they share a client.
     with one_client():
         found = EarlierRun() if new else find_unfinished(storage, loaded)
-        if found.run is None:
-            run = Run.of(begin(loaded, storage))
+        if found.run is not None:
+            run = Run.of(proceed(found.run, loaded, plans=plans, changes=found.changes, by_fit=True))
+        elif refusal is not None:
+            raise refusal
         else:
-            run = Run.of(proceed(found.run, loaded, changes=found.changes, by_fit=True))
+            run = Run.of(begin(loaded, storage, plans=plans))
     # Only now: until here the launch could have been refused.
     if found.left_behind:
         echo(found.left_behind, err=True)
@@ -96,6 +109,17 @@ def launch(
             run.watch()
         run.wait()
     return run
+
+
+def _is_relative(issue: Issue) -> bool:
+    """Whether an issue is of a folder or file that is relative to the working directory."""
+    from sm_llm.launcher.planning.local_paths import local_folder
+
+    return (
+        isinstance(issue.value, str)
+        and local_folder(issue.value) is not None
+        and not Path(issue.value).expanduser().is_absolute()
+    )
 
 
 def _in_notebook() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.identity import (
@@ -15,47 +15,59 @@ from sm_llm.contract.identity import (
     recorded_identity,
     refusals,
 )
-from sm_llm.errors import CheckpointError, DataError, PlanError, SmLlmError, StorageError
+from sm_llm.errors import CheckpointError, DataError, Issue, SmLlmError, StorageError
 from sm_llm.launcher.planning.local_paths import is_reference, local_folder
+from sm_llm.spec.comparison.leaves import spec_differences
 from sm_llm.spec.field_classes import FieldClass
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.training import CheckpointStart, JsonRowsData, RowsData, StreamData, SyntheticData
+from sm_llm.spec.validation.runner import refuse, run
 from sm_llm.storage.uri import is_s3, open_store, run_and_step
-from sm_llm.terminal import echo
+from sm_llm.terminal import echo, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sm_llm.contract.identity import Identity
-    from sm_llm.errors import Issue
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.run_handle import RunHandle
+    from sm_llm.spec.job import JobSpec, WorkflowSpec
+    from sm_llm.spec.loading.load import Loaded
     from sm_llm.spec.training import DataSpec
+    from sm_llm.spec.validation.runner import Checker
     from sm_llm.storage.base import Store
 
 
+@dataclass(frozen=True)
+class Continued:
+    """Jobs that are about to continue checkpoints."""
+
+    plans: Sequence[Plan]
+    run: RunHandle | None = None
+    """The run whose own checkpoints they continue; else they start from those of other runs."""
+    step: int | None = None
+    """Of the run's own checkpoint, where it is not the newest."""
+    changes: Sequence[str] = ()
+    by_fit: bool = False
+    """Whether ``fit`` asks for the changes, and not ``resume``: the ways out that are printed repeat them."""
+    remote: bool | None = None
+    """Whether to compare only checkpoints in S3, or only those on this machine."""
+    notes: list[str] = field(default_factory=list)
+    """With which changes jobs continue, and what could not be compared."""
+
+
 def assert_continues(
-    run: RunHandle, plans: Iterable[Plan], step: int | None = None, *, changes: Sequence[str] = (), by_fit: bool = False
-) -> list[str]:
+    handle: RunHandle, plans: Sequence[Plan], step: int | None = None, *, changes: Sequence[str] = (),
+    by_fit: bool = False,
+) -> list[str]:  # fmt: skip
     """Raise ``PlanError`` if a run's own checkpoint, the newest or that of ``step``, is of another model, data order or
     schedule than ``plans`` ask for, or of a later step. What only the job can see is left to its worker.
 
-    Returns what to print once the attempt has begun: with which changes it continues, and what could not be compared.
-    ``changes`` were asked for, by ``fit`` or (``by_fit`` is false) by ``resume``: the ways out that are printed repeat
-    them.
+    Returns what to print once the attempt has begun (``Continued.notes``).
     """
-    ways = WaysOut(run.uri, changes, by_fit)
-    own = run.steps
-    issues: list[Issue] = []
-    notes: list[str] = []
-    for plan in plans:
-        job = run if plan.step is None else own.get(plan.step)
-        if job is not None:
-            found = _issues(plan, job.run_store.store, job.id, step, ways, notes, is_own=True)
-            prefix = f"steps.{plan.step}." if plan.step else ""
-            issues += [replace(issue, path=f"{prefix}{issue.path}") for issue in found]
-    _refuse(issues, plans)
-    return notes
+    continued = Continued(plans, handle, step, changes, by_fit)
+    refuse(run(CONTINUATION_CHECKERS, continued))
+    return continued.notes
 
 
 def assert_starts(plans: Sequence[Plan], *, remote: bool | None = None) -> list[str]:
@@ -63,23 +75,9 @@ def assert_starts(plans: Sequence[Plan], *, remote: bool | None = None) -> list[
 
     ``remote``: only those in S3, or only those on this machine.
     """
-    issues: list[Issue] = []
-    notes: list[str] = []
-    for plan in plans:
-        task, prefix = plan.job.task, f"steps.{plan.step}." if plan.step else ""
-        if not isinstance(task, TrainTask) or not isinstance(task.start, CheckpointStart):
-            continue
-        location, step = run_and_step(task.start.checkpoint)
-        if is_reference(task.start.checkpoint):
-            notes.append(
-                f"{prefix}task.start.checkpoint: {location} is not there yet, the job compares it with its model"
-            )
-        elif remote in (None, is_s3(location)):
-            store = open_store(location, plan.job.storage_options.model_dump())
-            found = _issues(plan, store, None, step, WaysOut(location), notes, is_own=False)
-            issues += [replace(issue, path=f"{prefix}{issue.path}") for issue in found]
-    _refuse(issues, plans)
-    return notes
+    continued = Continued(plans, remote=remote)
+    refuse(run(CONTINUATION_CHECKERS, continued))
+    return continued.notes
 
 
 def compare_starts(plans: Sequence[Plan], *, remote: bool) -> None:
@@ -87,10 +85,85 @@ def compare_starts(plans: Sequence[Plan], *, remote: bool) -> None:
     echo(*assert_starts(plans, remote=remote), err=True)
 
 
-def _refuse(issues: list[Issue], plans: Iterable[Plan]) -> None:
-    origins = {path: origin for plan in plans for path, origin in plan.origins.items()}
-    if issues:
-        raise PlanError([replace(it, origin=origins.get(it.path, it.origin)) for it in issues])
+def check_own_checkpoints(it: Continued) -> Iterator[Issue]:
+    """A run's own checkpoints that its jobs cannot continue."""
+    if it.run is None:
+        return
+    ways, own = WaysOut(it.run.uri, it.changes, it.by_fit), it.run.steps
+    for plan in it.plans:
+        job = it.run if plan.step is None else own.get(plan.step)
+        if job is not None:
+            found = _issues(plan, job.run_store.store, job.id, it.step, ways, it.notes, is_own=True)
+            yield from _of_plan(plan, found)
+
+
+def check_checkpoints_to_start_from(it: Continued) -> Iterator[Issue]:
+    """Checkpoints of other runs that jobs cannot start from."""
+    for plan in it.plans if it.run is None else ():
+        task = plan.job.task
+        if not isinstance(task, TrainTask) or not isinstance(task.start, CheckpointStart):
+            continue
+        location, step = run_and_step(task.start.checkpoint)
+        if is_reference(task.start.checkpoint):
+            path = f"{f'steps.{plan.step}.' if plan.step else ''}task.start.checkpoint"
+            it.notes.append(f"{path}: {location} is not there yet, the job compares it with its model")
+        elif it.remote in (None, is_s3(location)):
+            store = open_store(location, plan.job.storage_options.model_dump())
+            found = _issues(plan, store, None, step, WaysOut(location), it.notes, is_own=False)
+            yield from _of_plan(plan, found)
+
+
+def _of_plan(plan: Plan, found: Iterable[Issue]) -> Iterator[Issue]:
+    """Issues of a plan's job by their paths in the workflow that it may be a step of, with the origins of values."""
+    prefix = f"steps.{plan.step}." if plan.step else ""
+    for it in found:
+        yield replace(it, path=f"{prefix}{it.path}", origin=plan.origins.get(it.path, it.origin))
+
+
+CONTINUATION_CHECKERS: tuple[Checker[Continued], ...] = (check_own_checkpoints, check_checkpoints_to_start_from)
+
+
+@dataclass(frozen=True)
+class ChangedRun:
+    """A run whose next attempt is asked for with changes."""
+
+    run: RunHandle
+    before: JobSpec | WorkflowSpec
+    loaded: Loaded
+    """The specification with the changes."""
+    given: Sequence[str]
+    """The changes as they were typed."""
+
+
+def check_changes(it: ChangedRun) -> Iterator[Issue]:
+    """Changes that a further attempt would not heed: of a run's start, name and storage, and of all of a workflow's
+    step that has its result."""
+    before, after = it.before, it.loaded.spec
+    # Two calls, because a comparison gives either the values that make another specification or the free ones.
+    found = [*spec_differences(before, after), *spec_differences(before, after, only_free=True)]
+    done = tuple(f"steps.{name}." for name, step in it.run.steps.items() if step.result is not None)
+    anew = f"Leave it out, or begin another run: sm-llm rerun {quoted(it.run.uri, *it.given)}"
+    for change in found:
+        if not change.is_settable:
+            continue  # what it was before goes with the value that takes its place
+        if change.field_class is FieldClass.START:
+            problem = "has no effect on a run that has a checkpoint"
+        elif change.field_class is FieldClass.RUN:
+            problem = "has no effect on a run that exists"
+        elif change.name.startswith(done):
+            problem = "has no effect: this step has its result"
+        else:
+            continue
+        origin = it.loaded.origins.get(change.name, "")
+        yield Issue("argument-without-effect-on-run", change.name, problem, change.now, anew, origin)
+
+
+CHANGE_CHECKERS: tuple[Checker[ChangedRun], ...] = (check_changes,)
+
+
+def assert_changes_apply(changed: ChangedRun) -> None:
+    """Raise ``PlanError`` for changes that a further attempt would not heed."""
+    refuse(run(CHANGE_CHECKERS, changed))
 
 
 def _issues(

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sm_llm.errors import CheckpointError, Issue, LaunchRefused, PlanError, StorageError, SubmitError
+from sm_llm.errors import CheckpointError, LaunchRefused, StorageError, SubmitError
 from sm_llm.launcher.backend import backend
 from sm_llm.launcher.build_submission import build_submission, new_record
-from sm_llm.launcher.continuation import assert_continues, assert_starts
+from sm_llm.launcher.continuation import ChangedRun, assert_changes_apply, assert_continues, assert_starts
 from sm_llm.launcher.job_inputs import anchored
 from sm_llm.launcher.observe.status import status_of
 from sm_llm.launcher.planner import plan_loaded
@@ -25,8 +25,6 @@ from sm_llm.runs.run_paths import STEPS, generate_run_id, storage_root
 from sm_llm.runs.run_record import RequestedRun
 from sm_llm.runs.run_states import RunState
 from sm_llm.runs.run_store import run_store_at
-from sm_llm.spec.comparison.leaves import spec_differences
-from sm_llm.spec.field_classes import FieldClass
 from sm_llm.spec.loading.overrides import parse_fields, parse_overrides, texts, without_step
 from sm_llm.storage.uri import join
 from sm_llm.terminal import counted, echo, quoted
@@ -43,13 +41,27 @@ if TYPE_CHECKING:
 Resume = int | Literal["newest"] | None
 
 
-def begin(loaded: Loaded, storage: str, *, folder: Path | None = None, made_from: str | None = None) -> RunHandle:
-    """Start a new run below the address ``storage``.
+def startable(loaded: Loaded, folder: Path | None = None) -> list[Plan]:
+    """The plans of what can be started: the gate before anything in the storage is read or written.
 
-    Relative inputs are taken from ``folder``, by default the working directory.
+    Relative inputs are taken from ``folder``, by default the working directory. Raises ``PlanError``.
+    """
+    # Only where another folder is meant: otherwise places keep the form that they were written in.
+    spec = loaded.spec if folder is None or folder == Path.cwd() else anchored(loaded.spec, folder)
+    plans = plan_loaded(replace(loaded, spec=spec))
+    assert_supported(plans)
+    return plans
+
+
+def begin(
+    loaded: Loaded, storage: str, *, plans: Sequence[Plan] | None = None, folder: Path | None = None,
+    made_from: str | None = None,
+) -> RunHandle:  # fmt: skip
+    """Start a new run below the address ``storage``; ``plans`` are those of ``startable``, where it was asked before.
+
     Raises ``PlanError`` (nothing was written) and ``SubmitError``.
     """
-    plans = _plans(loaded, folder)
+    plans = plans or startable(loaded, folder)
     assert_inputs_exist(plans)
     # Compares the checkpoint to start from with the model, which reads the storage: after what costs nothing.
     notes = assert_starts(plans)
@@ -69,14 +81,19 @@ def begin(loaded: Loaded, storage: str, *, folder: Path | None = None, made_from
 
 
 def proceed(
-    run: RunHandle, loaded: Loaded, *, resume: Resume = None, changes: Sequence[str] = (), by_fit: bool = False
-) -> RunHandle:
+    run: RunHandle, loaded: Loaded, *, plans: Sequence[Plan] | None = None, resume: Resume = None,
+    changes: Sequence[str] = (), by_fit: bool = False,
+) -> RunHandle:  # fmt: skip
     """Start the next attempt of a run with a specification that may have ``changes``; ``by_fit``: ``launch`` asks.
+
+    ``plans`` are those of the working directory, where they were made before.
 
     Raises ``PlanError`` and ``SubmitError``; then the run is as it was.
     """
     record = run.record
-    plans = _plans(loaded, launch_folder(run.run_store, record))
+    folder = launch_folder(run.run_store, record)
+    if plans is None or folder not in (None, Path.cwd()):
+        plans = startable(loaded, folder)
     assert_inputs_exist(plans, has_begun=True)
     notes = assert_continues(run, plans, resume if isinstance(resume, int) else None, changes=changes, by_fit=by_fit)
     number = record.next_attempt
@@ -94,14 +111,6 @@ def proceed(
     again = RunHandle(run.run_store)
     again.continued_attempt = number
     return again
-
-
-def _plans(loaded: Loaded, folder: Path | None) -> list[Plan]:
-    # Only where another folder is meant: otherwise places keep the form that they were written in.
-    spec = loaded.spec if folder is None or folder == Path.cwd() else anchored(loaded.spec, folder)
-    plans = plan_loaded(replace(loaded, spec=spec))
-    assert_supported(plans)
-    return plans
 
 
 def _submit(
@@ -176,7 +185,7 @@ def resume(run: RunHandle, overrides: Sequence[Override], fields: Mapping[str, A
         _assert_checkpoint(run, step, given)
     loaded = recorded_spec(run.record, _own(run, overrides), fields)
     _assert_own_endpoint(run, overrides, fields)
-    _assert_has_effect(run, loaded, given)
+    assert_changes_apply(ChangedRun(run, recorded_spec(run.record).spec, loaded, given))
     return proceed(run, loaded, resume=wanted, changes=given)
 
 
@@ -203,33 +212,6 @@ def _longer(run: RunHandle) -> str:
         return ""
     twice = f"task.{given[0]}={2 * given[1]:g}" if isinstance(given[1], float) else f"task.{given[0]}={2 * given[1]}"
     return f" Train on from its last checkpoint in a new run: sm-llm branch {quoted(run.uri, twice)}"
-
-
-def _assert_has_effect(run: RunHandle, loaded: Loaded, given: Sequence[str]) -> None:
-    """Raise ``PlanError`` for changes that a further attempt of a run would not heed: its start, name and storage, and
-    all of a workflow's step that has its result."""
-    before = recorded_spec(run.record).spec
-    # Two calls, because a comparison gives either the values that make another specification or the free ones.
-    found = [*spec_differences(before, loaded.spec), *spec_differences(before, loaded.spec, only_free=True)]
-    done = tuple(f"steps.{name}." for name, step in run.steps.items() if step.result is not None)
-    anew = f"Leave it out, or begin another run: sm-llm rerun {quoted(run.uri, *given)}"
-    issues = []
-    for it in found:
-        if not it.is_settable:
-            continue  # what it was before goes with the value that takes its place
-        if it.field_class is FieldClass.START:
-            problem = "has no effect on a run that has a checkpoint"
-        elif it.field_class is FieldClass.RUN:
-            problem = "has no effect on a run that exists"
-        elif it.name.startswith(done):
-            problem = "has no effect: this step has its result"
-        else:
-            continue
-        issues.append(
-            Issue("argument-without-effect-on-run", it.name, problem, it.now, anew, loaded.origins.get(it.name, ""))
-        )
-    if issues:
-        raise PlanError(issues)
 
 
 def _assert_begun(workflow: RunHandle, given: Sequence[str]) -> None:

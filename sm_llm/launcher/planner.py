@@ -56,9 +56,9 @@ def compare_local_starts(plans: Sequence[Plan]) -> None:
 def check_from_here(plans: Sequence[Plan]) -> None:
     """What a plan can ask from this machine: places in S3, and who calls. Raises ``PlanError`` for places."""
     from sm_llm.launcher.backend import KnowsCaller, backend
-    from sm_llm.launcher.planning.input_locations import check_locations
+    from sm_llm.launcher.planning.input_locations import refuse_locations
 
-    check_locations(plans)
+    refuse_locations(plans)
     notes: dict[str, None] = {}
     for it in plans:
         found = backend(it.job.backend.name)

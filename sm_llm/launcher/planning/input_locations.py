@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Issue, PlanError, StorageError
+from sm_llm.errors import Issue, StorageError
 from sm_llm.launcher.planning.local_paths import local_folder
 from sm_llm.launcher.planning.source_contents import lacking, no_folder, wanted_at, wrong_content
 from sm_llm.optional import missing
@@ -14,6 +14,7 @@ from sm_llm.runs.run_paths import RUN_RECORD, storage_root
 from sm_llm.runs.s3_run_store import CONFIG
 from sm_llm.spec.inputs import S3Input, input_location
 from sm_llm.spec.references import sources
+from sm_llm.spec.validation.runner import refuse, run
 from sm_llm.storage.publication.find import commit_keys
 from sm_llm.storage.publication.result import NotPublished, result_address
 from sm_llm.storage.s3.s3_client import code_of, connect
@@ -22,11 +23,12 @@ from sm_llm.storage.uri import is_s3, open_store, parse, run_and_step
 from sm_llm.terminal import echo, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.planning.source_contents import SourceKind
     from sm_llm.spec.job import JobSpec
+    from sm_llm.spec.validation.runner import Checker
 
 START = "task.start."
 _CHECKPOINT = f"{START}checkpoint"
@@ -44,39 +46,33 @@ def assert_inputs_exist(plans: Sequence[Plan], *, has_begun: bool = False) -> No
     A run that ``has_begun`` continues from its own checkpoint. What cannot be checked from here is reported on standard
     error and left to the job: its role may have access.
     """
-    probe = _Probe()
-    issues = [
-        issue
-        for plan in plans
-        for path, location in _locations(plan.job)
-        if not (has_begun and path.startswith(START))
-        for issue in probe.issues(plan, path, location)
-    ]
-    _finish(probe.notes, issues)
+    found = [it for it in _all_of(plans) if not (has_begun and it.path.startswith(START))]
+    _refuse(Locations(found))
 
 
-def check_locations(plans: Sequence[Plan]) -> None:
+def refuse_locations(plans: Sequence[Plan]) -> None:
     """For ``sm-llm plan``: the same, and whether the storage is there. What is not checked goes to standard error."""
-    probe = _Probe()
-    storages = [(plan, "storage", storage_root(plan.job)) for plan in plans]
-    locations = [*storages, *((plan, *it) for plan in plans for it in _locations(plan.job))]
-    in_s3 = [it for it in locations if is_s3(it[2])]
+    locations = [*(Location(plan, "storage", storage_root(plan.job)) for plan in plans), *_all_of(plans)]
+    in_s3 = [it for it in locations if is_s3(it.address)]
     reason = _no_access(plans[0]) if in_s3 else ""
-    if reason:
-        unchecked = dict.fromkeys(f"{path}={location}" for _, path, location in in_s3)
-        probe.notes.append(f"not checked ({reason}): {', '.join(unchecked)}")
     # Without credentials only places on this machine are checked; a storage folder is made when a run begins.
-    checked = [it for it in locations if (not reason if is_s3(it[2]) else it[1] != "storage")]
-    _finish(probe.notes, [issue for it in checked for issue in probe.issues(*it)])
+    asked = Locations([it for it in locations if (not reason if is_s3(it.address) else it.path != "storage")])
+    if reason:
+        unchecked = dict.fromkeys(f"{it.path}={it.address}" for it in in_s3)
+        asked.notes.append(f"not checked ({reason}): {', '.join(unchecked)}")
+    _refuse(asked)
 
 
 def assert_starts_exist(plans: Sequence[Plan]) -> None:
     """Raise one ``PlanError`` for checkpoints to start from on this machine that are not there."""
-    probe = _Probe()
-    locations = [
-        (plan, *it) for plan in plans for it in _locations(plan.job) if it[0] == _CHECKPOINT and not is_s3(it[1])
-    ]
-    _finish(probe.notes, [issue for it in locations for issue in probe.issues(*it)])
+    _refuse(Locations([it for it in _all_of(plans) if it.path == _CHECKPOINT and not is_s3(it.address)]))
+
+
+def _refuse(asked: Locations) -> None:
+    try:
+        refuse(run(LOCATION_CHECKERS, asked))
+    finally:
+        echo(*asked.notes, err=True)
 
 
 def _no_access(plan: Plan) -> str:
@@ -92,54 +88,99 @@ def _no_access(plan: Plan) -> str:
         return str(error)
 
 
-def _finish(notes: Sequence[str], issues: Sequence[Issue]) -> None:
-    for note in notes:
-        echo(note, err=True)
-    if issues:
-        raise PlanError(issues)
+@dataclass(frozen=True)
+class Location:
+    """What a field of a plan's job names: a folder or an object in S3, or a run on this machine."""
+
+    plan: Plan
+    path: str
+    address: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How S3 is reached."""
+        return self.plan.job.storage_options.model_dump()
+
+    @property
+    def is_manifest(self) -> bool:
+        """Whether it is an input that lists others."""
+        return self.path in _manifests(self.plan.job)
 
 
-class _Probe:
-    """One check of the places of all plans of a launch. A place, and a bucket that is not there, is reported once."""
+@dataclass
+class Locations:
+    """The locations of all plans of a launch, asked once. One, and a bucket that is not there, is reported once."""
 
-    def __init__(self) -> None:
-        # What could not be checked, and why.
-        self.notes: list[str] = []
-        self._reported: list[str] = []
-        # Whether the store did not answer at all: every further request would wait as long.
-        self._is_cut_off = False
+    locations: Sequence[Location]
+    notes: list[str] = field(default_factory=list)
+    """What could not be checked, and why."""
+    _reported: list[str] = field(default_factory=list)
+    _is_cut_off: bool = False
+    """Whether the store did not answer at all: every further request would wait as long."""
 
-    def issues(self, plan: Plan, path: str, location: str) -> Iterator[Issue]:
-        """What is wrong with ``location``, if anything."""
+    def issues(self, wanted: Callable[[Location], bool], check: Callable[[Location], Issue | None]) -> Iterator[Issue]:
+        """What ``check`` finds at the ``wanted`` locations."""
+        for it in filter(wanted, self.locations):
+            yield from self._issues(it, check)
+
+    def _issues(self, it: Location, check: Callable[[Location], Issue | None]) -> Iterator[Issue]:
         # Compared with a closing slash, because s3://bucket/ab does not lie below s3://bucket/a.
-        is_reported = any(f"{location}/".startswith(f"{it.rstrip('/')}/") for it in self._reported)
-        if is_reported or (self._is_cut_off and is_s3(location)):
+        is_reported = any(f"{it.address}/".startswith(f"{known.rstrip('/')}/") for known in self._reported)
+        if is_reported or (self._is_cut_off and is_s3(it.address)):
             return
         # The storage is a field of the whole workflow, not of a step.
-        prefix = f"steps.{plan.step}." if plan.step and path != "storage" else ""
+        prefix = f"steps.{it.plan.step}." if it.plan.step and it.path != "storage" else ""
         try:
-            options, wanted = plan.job.storage_options.model_dump(), wanted_at(plan.job).get(path)
-            issue = _issue(path, location, options, wanted, is_manifest=path in _manifests(plan.job))
+            issue = check(it)
         except StorageError as error:
             # Only a missing bucket is certain. Every other error may be a right that this user lacks and the job's role
             # has.
             if code_of(error.__cause__) != "NoSuchBucket":
-                self._reported.append(location)
-                self._is_cut_off = is_s3(location) and not code_of(error.__cause__)
-                known = "" if path == "storage" else ". The job checks it"
-                self.notes.append(f"{prefix}{path}: cannot be checked from here: {error}{known}")
+                self._reported.append(it.address)
+                self._is_cut_off = is_s3(it.address) and not code_of(error.__cause__)
+                known = "" if it.path == "storage" else ". The job checks it"
+                self.notes.append(f"{prefix}{it.path}: cannot be checked from here: {error}{known}")
                 return
-            self._reported.append(f"s3://{parse(location).bucket}")
+            self._reported.append(f"s3://{parse(it.address).bucket}")
             issue = Issue(
                 "bucket-not-found",
-                path,
+                it.path,
                 "is not there: the bucket does not exist",
-                location,
+                it.address,
                 "Create it first, or check its name",
             )
         if issue is not None:
-            self._reported.append(location)
-            yield replace(issue, path=f"{prefix}{path}", origin=plan.origins.get(path, ""))
+            self._reported.append(it.address)
+            yield replace(issue, path=f"{prefix}{it.path}", origin=it.plan.origins.get(it.path, ""))
+
+
+def check_storage(asked: Locations) -> Iterator[Issue]:
+    """A storage whose bucket is not there; nothing needs to lie in it yet."""
+    yield from asked.issues(lambda it: it.path == "storage", _storage_issue)
+
+
+def check_manifests(asked: Locations) -> Iterator[Issue]:
+    """Manifests that are not there, or are none."""
+    yield from asked.issues(lambda it: it.is_manifest, _manifest_issue)
+
+
+def check_checkpoints(asked: Locations) -> Iterator[Issue]:
+    """Runs and steps to start from that are not there."""
+    yield from asked.issues(lambda it: it.path == _CHECKPOINT, _checkpoint_issue)
+
+
+def check_inputs(asked: Locations) -> Iterator[Issue]:
+    """Inputs and sources that are not there, or hold something else than what is read from them."""
+    others = ("storage", _CHECKPOINT)
+    yield from asked.issues(lambda it: it.path not in others and not it.is_manifest, _input_issue)
+
+
+# The storage first: what lies in a bucket that is not there is not reported beside it.
+LOCATION_CHECKERS: tuple[Checker[Locations], ...] = (check_storage, check_manifests, check_checkpoints, check_inputs)
+
+
+def _all_of(plans: Sequence[Plan]) -> list[Location]:
+    return [Location(plan, *it) for plan in plans for it in _locations(plan.job)]
 
 
 def _locations(job: JobSpec) -> Iterator[tuple[str, str]]:
@@ -163,76 +204,63 @@ def _manifests(job: JobSpec) -> dict[str, str]:
     }
 
 
-def _manifest_issue(path: str, location: str, options: dict[str, Any]) -> Issue | None:
+def _storage_issue(it: Location) -> None:
+    open_store(it.address, it.options, CONFIG).holds()  # raises where there is no such bucket
+
+
+def _manifest_issue(it: Location) -> Issue | None:
     """A manifest that is not there, or not one: SageMaker would read what it lists, and reports this in minutes."""
     remedy = "Give the address of a JSON list: first {'prefix': 's3://bucket/folder/'}, then names below it"
-    parsed = parse(location)
+    parsed = parse(it.address)
     folder, _, name = parsed.prefix.rpartition("/")
-    store = open_store(replace(parsed, prefix=folder).uri, options, CONFIG)
-    held = store.head(name) if name and not location.endswith("/") else None
+    store = open_store(replace(parsed, prefix=folder).uri, it.options, CONFIG)
+    held = store.head(name) if name and not it.address.endswith("/") else None
     if held is None:
         problem = "is not there: a manifest is one object, not a prefix"
-        return Issue("manifest-not-found", path, problem, location, remedy)
+        return Issue("manifest-not-found", it.path, problem, it.address, remedy)
     if held.size > _LARGEST_MANIFEST:
         return None
     try:
         found = json.loads(store.get(name) or b"")
     except ValueError:
         found = None
-    is_list = isinstance(found, list) and len(found) > 1 and all(isinstance(it, str) for it in found[1:])
+    is_list = isinstance(found, list) and len(found) > 1 and all(isinstance(name, str) for name in found[1:])
     first = found[0] if is_list else None
     if not isinstance(first, dict) or set(first) != {"prefix"} or not is_s3(str(first["prefix"])):
-        return Issue("manifest-invalid", path, "is not a manifest of SageMaker", location, remedy)
+        return Issue("manifest-invalid", it.path, "is not a manifest of SageMaker", it.address, remedy)
     return None
 
 
-def _issue(
-    path: str, location: str, options: dict[str, Any], wanted: SourceKind | None, *, is_manifest: bool
-) -> Issue | None:
-    if is_manifest:
-        return _manifest_issue(path, location, options)
-    if path == _CHECKPOINT:
-        return _checkpoint_issue(location, options)
-    if path == "storage":
-        open_store(location, options, CONFIG).holds()  # nothing needs to lie there yet
-        return None
+def _input_issue(it: Location) -> Issue | None:
     try:
-        if _exists(location, options):
-            return _content_issue(path, location, options, wanted)
+        if _exists(it.address, it.options):
+            return _content_issue(it, wanted_at(it.plan.job).get(it.path))
     except NotPublished:
-        return Issue(
-            "result-not-published",
-            path,
-            "is the result of a run that has not published it",
-            location,
-            "Wait for the run to complete",
-        )
-    return Issue(
-        "input-not-found",
-        path,
-        "is not there: no object has this name, and none lies below it",
-        location,
-        "Check the address",
-    )
+        problem = "is the result of a run that has not published it"
+        return Issue("result-not-published", it.path, problem, it.address, "Wait for the run to complete")
+    problem = "is not there: no object has this name, and none lies below it"
+    return Issue("input-not-found", it.path, problem, it.address, "Check the address")
 
 
-def _content_issue(path: str, location: str, options: dict[str, Any], wanted: SourceKind | None) -> Issue | None:
-    """A place that is there and holds something else than what is read from it."""
+def _content_issue(it: Location, wanted: SourceKind | None) -> Issue | None:
+    """A location that is there and holds something else than what is read from it."""
     if wanted is not None:
-        store = open_store(result_address(location, options), options, CONFIG)
+        store = open_store(result_address(it.address, it.options), it.options, CONFIG)
         files, is_all = store.first(_LISTED)
-        problem = lacking(wanted, [(it.key, it.size) for it in files])
+        problem = lacking(wanted, [(file.key, file.size) for file in files])
         # Of a longer listing, only that all named files are missing is certain: each of them is asked for.
         if not is_all:
             missing_files = [name for name in wanted.names if store.head(name) is None]
             problem = f"has no {' and no '.join(missing_files)}" if missing_files else ""
         if files and problem:
-            return wrong_content(path, location, wanted, problem)
+            return wrong_content(it.path, it.address, wanted, problem)
         if not files and not wanted.is_file:
-            return no_folder(path, location, wanted, "an object", f"Give {wanted.what}")
-    if path == _WHEELS and not any(it.key.endswith(".whl") for it in open_store(location, options, CONFIG).list("")):
-        remedy = "Fill it with: sm-llm image wheelhouse LINE PREFIX"
-        return Issue("wheelhouse-without-wheels", path, "holds no wheel", location, remedy)
+            return no_folder(it.path, it.address, wanted, "an object", f"Give {wanted.what}")
+    if it.path == _WHEELS:
+        listed = open_store(it.address, it.options, CONFIG).list("")
+        if not any(file.key.endswith(".whl") for file in listed):
+            remedy = "Fill it with: sm-llm image wheelhouse LINE PREFIX"
+            return Issue("wheelhouse-without-wheels", it.path, "holds no wheel", it.address, remedy)
     return None
 
 
@@ -245,31 +273,24 @@ def _exists(uri: str, options: dict[str, Any]) -> bool:
     return bool(name) and open_store(replace(parsed, prefix=folder).uri, options, CONFIG).head(name) is not None
 
 
-def _checkpoint_issue(location: str, options: dict[str, Any]) -> Issue | None:
-    run, step = run_and_step(location)
-    parsed = parse(run)
+def _checkpoint_issue(it: Location) -> Issue | None:
+    address, step = run_and_step(it.address)
+    parsed = parse(address)
     if parsed.path is not None and not parsed.path.is_dir():
         problem = "is a file, where a run's folder is wanted" if parsed.path.exists() else "is not there"
-        return Issue(
-            "start-checkpoint-not-found", _CHECKPOINT, problem, location, "Check the path; give RUN or RUN@STEP"
-        )
-    store = open_store(parsed.uri, options, CONFIG)
+        remedy = "Check the path; give RUN or RUN@STEP"
+        return Issue("start-checkpoint-not-found", _CHECKPOINT, problem, it.address, remedy)
+    store = open_store(parsed.uri, it.options, CONFIG)
     steps = [slot.step for slot, _ in commit_keys(store)]
     if not steps:
         if store.head(RUN_RECORD) is not None:
-            remedy = f"Give another run, RUN or RUN@STEP. What this one has: sm-llm status {quoted(run)}"
-            return Issue("start-run-without-checkpoint", _CHECKPOINT, "has no checkpoint", location, remedy)
+            remedy = f"Give another run, RUN or RUN@STEP. What this one has: sm-llm status {quoted(address)}"
+            return Issue("start-run-without-checkpoint", _CHECKPOINT, "has no checkpoint", it.address, remedy)
         remedy = "Give the folder or address of a run, RUN or RUN@STEP; sm-llm ls STORAGE lists runs"
-        return Issue(
-            "start-not-a-run", _CHECKPOINT, f"is not a run: it has no checkpoint and no {RUN_RECORD}", location, remedy
-        )
+        problem = f"is not a run: it has no checkpoint and no {RUN_RECORD}"
+        return Issue("start-not-a-run", _CHECKPOINT, problem, it.address, remedy)
     if step is None or step in steps:
         return None
     shown = ", ".join(map(str, steps[-_SHOWN:]))
-    return Issue(
-        "start-step-not-found",
-        _CHECKPOINT,
-        f"has no checkpoint of step {step}",
-        location,
-        f"It has those of steps {shown}",
-    )
+    problem, remedy = f"has no checkpoint of step {step}", f"It has those of steps {shown}"
+    return Issue("start-step-not-found", _CHECKPOINT, problem, it.address, remedy)

@@ -7,11 +7,10 @@ import json
 import logging
 import os
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Issue, PlanError, SpecError, SubmitError
+from sm_llm.errors import Issue, PlanError, SubmitError
 from sm_llm.launcher.backends.sagemaker.account import role_notes
 from sm_llm.launcher.backends.sagemaker.sdk.estimator_address import address_below, step_address, step_of
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_arguments import arguments, channels, job_channel
@@ -22,17 +21,19 @@ from sm_llm.launcher.backends.sagemaker.sdk.sdk_checks import (
     FIELD_CHECKERS,
     FIT_CHECKERS,
     JOB_ARGUMENT_CHECKERS,
+    KNOWN_VALUE_CHECKERS,
     RESULT_CHECKERS,
     STEP_CHECKERS,
     EstimatorCall,
     FitCall,
     GivenFields,
     GivenToJob,
+    KnownValues,
     StepCall,
 )
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_effects import METHODS
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_inputs import inputs_by_name, specified, variables_of
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import as_fields, known_fields
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import as_fields
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_pipelines import watch_pipelines
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import defaults_of, is_pipeline, was_created
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_tuner import watch_tuners
@@ -112,23 +113,11 @@ def estimator(
         # Arguments of the SDK come last, and a value given twice was refused above.
         loaded = _job(load_whole(spec, overrides, {**(fields or {}), **own}))
         plan = planned(loaded)
-        refuse(_known_value_issues(loaded, rest))
+        refuse(run(KNOWN_VALUE_CHECKERS, KnownValues(loaded, rest)))
     session = without_telemetry(sagemaker_session or _session(plan))
     staged = Staged.next(loaded, plan, is_pipeline=is_pipeline(session))
     refuse(run(JOB_ARGUMENT_CHECKERS, GivenToJob(session, staged.submission, plan, rest)))
     return kind(staged, session, rest)
-
-
-def _known_value_issues(loaded: Loaded, rest: Mapping[str, Any]) -> Iterator[Issue]:
-    """Issues of defaults and other choices of pipeline variables that stand for fields: as of the values themselves."""
-    from sm_llm.launcher.planner import load_whole
-
-    for changed in known_fields(rest):
-        try:
-            planned(load_whole(loaded.spec, fields=changed))
-        except (SpecError, PlanError) as error:
-            yield from (replace(issue, origin="a default or choice of its variable") for issue in error.issues)
-            return  # another choice would repeat them
 
 
 def _job(loaded: Loaded) -> Loaded:

@@ -6,10 +6,10 @@ anything is stored: the SDK stores code first, and much of what it is given it d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Issue
+from sm_llm.errors import Issue, PlanError, SpecError
 from sm_llm.launcher.backends.sagemaker.request.request import (
     BETTER,
     METRICS,
@@ -23,6 +23,7 @@ from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import (
     argument_issues,
     fit_issues,
     hyperparameter_issues,
+    known_fields,
     twice_issues,
 )
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_passed import option_issues, passed_issues
@@ -40,6 +41,7 @@ from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import (
     session_issues,
     variable_issues,
 )
+from sm_llm.launcher.backends.sagemaker.sdk.staged import planned
 from sm_llm.launcher.planning.unread_settings import has_validation
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.validation.fields import did_you_mean
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.backend import Submission
     from sm_llm.launcher.planning.plan import Plan
+    from sm_llm.spec.loading.load import Loaded
     from sm_llm.spec.loading.overrides import Override
     from sm_llm.spec.validation.runner import Checker
 
@@ -106,6 +109,29 @@ def check_given_twice(given: GivenFields) -> Iterator[Issue]:
 
 
 FIELD_CHECKERS: tuple[Checker[GivenFields], ...] = (check_given_twice,)
+
+
+@dataclass(frozen=True)
+class KnownValues:
+    """A job of which pipeline variables stand for fields, and the arguments that are no fields."""
+
+    loaded: Loaded
+    rest: Mapping[str, Any]
+
+
+def check_known_values(it: KnownValues) -> Iterator[Issue]:
+    """Defaults and other choices of pipeline variables that stand for fields: as of the values themselves."""
+    from sm_llm.launcher.planner import load_whole
+
+    for changed in known_fields(it.rest):
+        try:
+            planned(load_whole(it.loaded.spec, fields=changed))
+        except (SpecError, PlanError) as error:
+            yield from (replace(issue, origin="a default or choice of its variable") for issue in error.issues)
+            return  # another choice would repeat them
+
+
+KNOWN_VALUE_CHECKERS: tuple[Checker[KnownValues], ...] = (check_known_values,)
 
 
 @dataclass(frozen=True)
