@@ -11,16 +11,16 @@ import sys
 import tokenize
 from collections import Counter, defaultdict
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.syntax import PACKAGE, ROOT, has_code, imported, imports, modules
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "sm_llm"
 LIMITS = {
     "folders of more than 15 modules": (0, 0),
     "modules in the largest folder": (15, 15),
@@ -76,28 +76,6 @@ sm_llm.launch("llama-2-7b-fsdp", *fields, dry_run=True)
 sm_llm.launch("smoke", dry_run=True)
 """
 """Prints what of a plan or a dry run writes, starts or contacts anything; Python itself reports it."""
-
-
-@cache
-def trees() -> dict[str, ast.Module]:
-    """Dotted name -> syntax tree of every module; a package's own ``__init__`` is not among them."""
-    paths = [it for it in sorted(PACKAGE.rglob("*.py")) if it.name != "__init__.py"]
-    return {".".join(it.relative_to(ROOT).with_suffix("").parts): ast.parse(it.read_text()) for it in paths}
-
-
-def imports(of: Mapping[str, ast.Module]) -> dict[str, set[str]]:
-    """Module -> modules that it imports anywhere: at the top, in functions and under TYPE_CHECKING."""
-    found: dict[str, set[str]] = defaultdict(set)
-    for name, tree in of.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                named = [it.name for it in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                named = [node.module, *(f"{node.module}.{it.name}" for it in node.names)]
-            else:
-                continue
-            found[name] |= {it for it in named if it in of and it != name}
-    return found
 
 
 def cycles(edges: Mapping[str, set[str]]) -> list[set[str]]:
@@ -162,9 +140,9 @@ def comments(text: str) -> int:
 
 @cache
 def counts() -> dict[str, int]:
-    folders = Counter(name.rpartition(".")[0] for name in trees())
-    circles = cycles(imports(trees()))
-    between = between_parts(imports(trees()))
+    folders = Counter(name.rpartition(".")[0] for name in modules())
+    edges = imports(modules())
+    circles, between = cycles(edges), between_parts(edges)
     environ = {**os.environ, "AWS_CONFIG_FILE": os.devnull, "AWS_DEFAULT_REGION": "us-east-1"}
     entered = subprocess.check_output([sys.executable, "-c", DRY_RUN], cwd=ROOT, env=environ, text=True, timeout=120)
     return {
@@ -174,7 +152,7 @@ def counts() -> dict[str, int]:
         "modules in import cycles": sum(map(len, circles)),
         "import cycles of parts of a package": len(between),
         "own modules entered by a dry run": int(entered.split()[-1]),
-        "isinstance on types of strategies, backends and stores": sum(map(chosen_types, trees().values())),
+        "isinstance on types of strategies, backends and stores": sum(map(chosen_types, modules().values())),
     }
 
 
@@ -188,7 +166,7 @@ def test_a_count_does_not_rise(name: str) -> None:
 def test_only_their_own_packages_name_a_type_of_store_or_home() -> None:
     named = {
         name: found
-        for name, tree in trees().items()
+        for name, tree in modules().items()
         if not name.startswith(("sm_llm.storage.", "sm_llm.runs."))
         and (found := STORES & {getattr(it, "id", getattr(it, "name", "")) for it in ast.walk(tree)})
     }
@@ -228,7 +206,7 @@ def loaded_at_once(tree: ast.Module) -> set[str]:
 
 
 def test_large_and_optional_packages_are_loaded_where_they_are_used() -> None:
-    early = {name: loaded_at_once(tree) for name, tree in trees().items()}
+    early = {name: loaded_at_once(tree) for name, tree in modules().items()}
     forbidden = {name: LOADED_LATE if name.startswith("sm_llm.worker.") else LOADED_LATE | OF_WORKERS for name in early}
     assert {name: found & forbidden[name] for name, found in early.items() if found & forbidden[name]} == {}
 
@@ -250,22 +228,11 @@ ALLOWED_IN = {
 """Package -> the only folders whose modules import it, in functions, too. ``docs/design.md`` states it."""
 
 
-def imported(tree: ast.Module) -> set[str]:
-    """Packages that a module imports anywhere."""
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {it.name.partition(".")[0] for it in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
-    return found
-
-
 def test_a_package_is_imported_in_its_folders_alone() -> None:
     elsewhere = {
         (name, package)
-        for name, tree in trees().items()
-        for package in imported(tree) & ALLOWED_IN.keys()
+        for name, tree in modules().items()
+        for package in {it.partition(".")[0] for it in imported(tree)} & ALLOWED_IN.keys()
         if not (name.replace(".", "/") + "/").startswith(tuple(f"sm_llm/{it}" for it in ALLOWED_IN[package]))
     }
     assert elsewhere == set()
@@ -283,7 +250,8 @@ WITHOUT_TORCH = ("main", "tasks.convert", "tasks.fetch", "tasks.prepare", "tasks
 
 def test_modules_load_no_large_package_when_they_are_imported() -> None:
     """In a fresh process, whatever way a module imports: all modules but the worker's, then its parts without torch."""
-    names = [it for it in trees() if not it.startswith("sm_llm.worker.") and not it.endswith("__main__")]
+    here = [it.removesuffix(".__init__") for it in modules() if not it.startswith("sm_llm.worker.")]
+    names = [it for it in here if not it.endswith("__main__")]
     argv = [sys.executable, "-c", IMPORT_ALL, *names, *(f"sm_llm.worker.{it}" for it in WITHOUT_TORCH)]
     printed = subprocess.check_output(argv, cwd=ROOT, text=True, timeout=240)
     loaded = {name: set(rest) & LARGE for name, *rest in map(str.split, printed.splitlines())}
@@ -312,20 +280,47 @@ def fake(**sources: str) -> Iterator[tuple[str, ast.Module]]:
     yield from ((name, ast.parse(source)) for name, source in sources.items())
 
 
+def cycles_of(**sources: str) -> list[set[str]]:
+    """The cycles of modules that are given by name, with ``__`` in place of a dot."""
+    return cycles(imports(dict(fake(**{name.replace("__", "."): source for name, source in sources.items()}))))
+
+
 def test_cycles_are_found_however_a_module_is_imported() -> None:
-    found = cycles(
-        imports(
-            dict(
-                fake(
-                    a="import b",
-                    b="def f():\n    from c import x",
-                    c="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import a",
-                    d="import a",
-                )
-            )
-        )
-    )
-    assert found == [{"a", "b", "c"}]
+    late = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import a"
+    assert cycles_of(a="import b", b="def f():\n    from c import x", c=late, d="import a") == [{"a", "b", "c"}]
+    for back in (
+        "from . import one",
+        "from .one import x",
+        "from ..p.one import x",
+        "from .. import p\nfrom ..p import one",
+        "from importlib import import_module\nimport_module('q.p.one')",
+        "__import__('q.p.one')",
+    ):
+        assert cycles_of(q__p__one="import q.p.two", q__p__two=back) == [{"q.p.one", "q.p.two"}], back
+
+
+def test_cycles_through_a_package_are_found() -> None:
+    """A name that is taken from the package is taken from whatever its ``__init__`` imports."""
+    facade = {"q.__init__": "from q.one import f"}
+    for back in ("from q import f", "import q\nq.f()", "from . import f"):
+        sources = {**facade, "q.one": "import q.two", "q.two": back}
+        assert cycles(imports(dict(fake(**sources)))) == [{"q.__init__", "q.one", "q.two"}], back
+    # Whoever imports a module of another package runs that package's ``__init__``.
+    sources = {"q.p.__init__": "import q.one", "q.p.two": "", "q.one": "import q.p.two"}
+    assert cycles(imports(dict(fake(**sources)))) == [{"q.p.__init__", "q.one"}]
+
+
+WITH_CODE = {
+    "sm_llm": "the public names, loaded late",
+    "sm_llm.cli": "registers the verbs in the order of the help",
+    "sm_llm.convert": "is the package and the function of the verb at once",
+}
+"""Packages whose ``__init__`` is more than a docstring, each with the reason. It counts as a module of its folder."""
+
+
+def test_packages_hold_their_code_in_modules() -> None:
+    assert {it.removesuffix(".__init__") for it in modules() if it.endswith(".__init__")} == set(WITH_CODE)
+    assert [has_code(ast.parse(it)) for it in ('"""Doc."""', "", '"""Doc."""\nx = 1', "import a")] == [0, 0, 1, 1]
 
 
 def test_folders_that_import_each_other_are_found() -> None:
@@ -345,6 +340,46 @@ def test_choices_by_type_and_comments_are_counted() -> None:
         chosen_types(ast.parse("isinstance(a, SmpSpec | int) or isinstance(b, spec.LocalBackend) or f(SmpSpec)")) == 2
     )
     assert comments("# why\nx = 1  # noqa: E501\ny = '# no'  # type: ignore[x]\n") == 1
+
+
+OF_DEVICES = {
+    "sm_llm.worker.device": "the interface",
+    "sm_llm.worker.strategies.fsdp.reduce_memory": "the stream that FSDP2 reduces on, which only that engine has",
+    "sm_llm.worker.strategies.smp.library": "what FSDP1 offloads, asked of torch as the library itself asks",
+}
+"""Modules that use the interface of one kind of device, each with the reason."""
+KINDS_OF_DEVICES = {"cuda", "mps", "xpu", "accelerator"}
+
+
+def device_calls(tree: ast.AST) -> set[int]:
+    """Lines that use torch's module of one kind of device, by whichever spelling."""
+    found = {it.lineno for it in ast.walk(tree) if isinstance(it, ast.Attribute) and is_device_module(it)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = imported(ast.Module([node], []))
+            found |= {node.lineno for it in names if it.partition(".")[0] == "torch" and named_device(it)}
+    return found
+
+
+def named_device(dotted: str) -> bool:
+    return len(parts := dotted.split(".")) > 1 and parts[1] in KINDS_OF_DEVICES
+
+
+def is_device_module(node: ast.Attribute) -> bool:
+    return node.attr in KINDS_OF_DEVICES and ast.unparse(node.value) in ("torch", "torch.backends")
+
+
+def test_the_worker_asks_devices_through_their_interface() -> None:
+    found = {name: lines for name, tree in modules().items() if (lines := device_calls(tree))}
+    assert {name: lines for name, lines in found.items() if name not in OF_DEVICES} == {}, "make it part of Device"
+    assert [name for name in OF_DEVICES if name not in found] == []
+
+
+def test_every_use_of_a_kind_of_device_is_seen() -> None:
+    spelt = "torch.cuda.synchronize()|x = torch.cuda|from torch import cuda|import torch.cuda as c"
+    for source in (*spelt.split("|"), "from torch.cuda import Event", "torch.accelerator.x()", "torch.backends.cuda.x"):
+        assert device_calls(ast.parse(source)) == {1}, source
+    assert device_calls(ast.parse("tensor.is_cuda\ndevice.type == 'cuda'\nimport torch\n")) == set()
 
 
 def documented_folders() -> set[str]:
@@ -390,7 +425,7 @@ def test_the_design_names_what_is_there() -> None:
 
 
 def test_the_folders_of_the_tests_are_those_of_the_package() -> None:
-    packages = {name.split(".")[1] for name in trees() if name.count(".") > 1}
+    packages = {name.split(".")[1] for name in modules() if name.count(".") > 1}
     with_tests = {it.parent.name for it in (ROOT / "tests").glob("*/test_*.py")}
     assert packages - with_tests == set()
     assert with_tests - packages == {"recipes"}
