@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.run import Run
     from sm_llm.launcher.tools.sync_command import sync
+    from sm_llm.launcher.unfinished import UnfinishedRun
     from sm_llm.spec.job import JobSpec, WorkflowSpec
     from sm_llm.storage.hub.hub_fetch import fetch
     from sm_llm.worker.script.calls import log, publish
@@ -70,6 +71,7 @@ __all__ = [
     "StorageError",
     "StorageRefused",
     "SubmitError",
+    "UnfinishedRun",
     "UsageError",
     "WorkflowSpec",
     "attach",
@@ -96,6 +98,7 @@ _DEFINED_IN = {
     "sm_llm.launcher.planning.plan": ("Plan",),
     "sm_llm.launcher.run": ("Run",),
     "sm_llm.launcher.tools.sync_command": ("sync",),
+    "sm_llm.launcher.unfinished": ("UnfinishedRun",),
     "sm_llm.storage.hub.hub_fetch": ("fetch",),
     "sm_llm.spec.job": ("JobSpec", "WorkflowSpec"),
     "sm_llm.worker.script.calls": ("log", "publish"),

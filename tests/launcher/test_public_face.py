@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import configparser
+import inspect
+import itertools
 import json
+import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from pydantic import BaseModel
 
 import sm_llm
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOT = Path(__file__).parents[2]
 
 HEAVY = (
     "torch", "transformers", "sagemaker", "boto3", "kubernetes", "datasets", "numpy", "pyarrow", "matplotlib", "awscrt",
@@ -60,6 +72,67 @@ def test_every_error_of_the_tree_is_public() -> None:
 
     own = {name: value for name, value in vars(errors).items() if isinstance(value, type) and name[0] != "_"}
     assert {name for name, value in own.items() if value.__module__ == errors.__name__} <= set(sm_llm.__all__)
+
+
+BEFORE = Path(__file__).parents[1] / "golden" / "public_names.json"
+"""Public name -> its parameters, or its own attributes, before the packages were laid out anew."""
+
+
+def public_names() -> dict[str, list[str]]:
+    """The same of today. What pydantic and ``Exception`` bring along is theirs."""
+    found = {}
+    for place, names in (("sm_llm", sm_llm), ("sm_llm.pipelines", sm_llm.pipelines)):
+        for name in names.__all__:
+            value = getattr(names, name)
+            if inspect.isfunction(value):
+                found[f"{place}.{name}"] = [*inspect.signature(value).parameters]
+            else:
+                fields = (getattr(value, it, ()) for it in ("model_fields", "__dataclass_fields__"))
+                own = {*dir(value), *itertools.chain(*fields)} if isinstance(value, type) else set()
+                theirs = {*dir(BaseModel), *dir(Exception)}
+                found[f"{place}.{name}"] = sorted(it for it in own - theirs if not it.startswith("_"))
+    return found
+
+
+def changed_names(before: Mapping[str, list[str]], now: Mapping[str, list[str]]) -> set[str]:
+    """Names that are new or gone, and as ``name.part`` parameters and attributes of those that stayed."""
+    found = {it.rpartition(".")[2] for it in before.keys() ^ now.keys()}
+    for name in before.keys() & now.keys():
+        # Every error has the attributes of the first.
+        if not (isinstance(kind := getattr(sm_llm, name.rpartition(".")[2], None), type) and kind in ERRORS):
+            found |= {f"{name.rpartition('.')[2]}.{it}" for it in {*before[name]} ^ {*now[name]}}
+    return found
+
+
+ERRORS = {
+    it for it in map(partial(getattr, sm_llm), sm_llm.__all__) if isinstance(it, type) and issubclass(it, Exception)
+}
+ERRORS -= {sm_llm.SmLlmError}
+
+
+def test_the_changelog_names_every_public_name_that_has_changed() -> None:
+    listed = set(re.findall(r"`([\w.]+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")))
+    changed = changed_names(json.loads(BEFORE.read_text()), public_names())
+    assert {"Fault", "Issue", "QueryError", "ConversionRefused"} <= changed
+    assert sorted(changed - listed) == [], "name it in CHANGELOG.md, under Public names"
+
+
+def test_changed_names_are_found() -> None:
+    before = {"sm_llm.a": ["x"], "sm_llm.b": [], "sm_llm.Run": ["m"]}
+    now = {"sm_llm.a": ["y"], "sm_llm.pipelines.c": [], "sm_llm.Run": ["m", "n"]}
+    assert changed_names(before, now) == {"a.x", "a.y", "b", "c", "Run.n"}
+
+
+def test_errors_that_docstrings_name_are_public() -> None:
+    """Of every public function and method: what "Raises" names can be caught by a name of ``sm_llm``."""
+    functions = [getattr(sm_llm, name) for name in sm_llm.__all__ if inspect.isfunction(getattr(sm_llm, name))]
+    functions += [getattr(sm_llm.pipelines, name) for name in sm_llm.pipelines.__all__]
+    functions += [it for name, it in vars(sm_llm.Run).items() if not name.startswith("_")]
+    texts = [text for it in functions if (text := inspect.getdoc(it))]
+    named = {it for text in texts for it in re.findall(r"\b[A-Z]\w+\b", text.partition("Raise")[2])}
+    errors = {it for it in named if it.endswith(("Error", "Refused", "Run", "Failed", "NotFound"))} - {"Run"}
+    assert len(errors) > 5
+    assert {it for it in errors - set(sm_llm.__all__) if not hasattr(builtins, it)} == set()
 
 
 def test_the_version_is_the_distributions() -> None:
