@@ -345,7 +345,6 @@ def test_choices_by_type_and_comments_are_counted() -> None:
 OF_DEVICES = {
     "sm_llm.worker.device": "the interface",
     "sm_llm.worker.strategies.fsdp.reduce_memory": "the stream that FSDP2 reduces on, which only that engine has",
-    "sm_llm.worker.strategies.smp.library": "what FSDP1 offloads, asked of torch as the library itself asks",
 }
 """Modules that use the interface of one kind of device, each with the reason."""
 KINDS_OF_DEVICES = {"cuda", "mps", "xpu", "accelerator"}
@@ -422,6 +421,10 @@ def test_the_design_names_what_is_there() -> None:
     steps = re.split(r"^\d\. ", walks, flags=re.MULTILINE)[1:]
     assert len(steps) > 10
     assert [it for it in steps if not any((PACKAGE / f"{path}.py").is_file() for path in named_paths(it))] == []
+
+
+def test_the_design_is_one_page() -> None:
+    assert len((ROOT / "docs" / "design.md").read_text().split()) <= 1000
 
 
 def test_the_folders_of_the_tests_are_those_of_the_package() -> None:
