@@ -112,11 +112,11 @@ def redact_assignments(text: str) -> str:
     the lines that belong to the value; also lines of base64, which may be parts of a key. Calls, attributes, references
     and keys of mappings stay.
     """
-    return redact("\n".join(_Lines().shown(text.split("\n"))))
+    return redact("\n".join(_OpenText().shown(text.split("\n"))))
 
 
 @dataclass
-class _Lines:
+class _OpenText:
     """What the lines before one have left open."""
 
     inside: int | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, PlanError, SpecError, warning
 from sm_llm.launcher.planning.checks import DATA_CHECKERS, MODEL_CHECKERS
-from sm_llm.launcher.planning.draft import Draft, Upstream
+from sm_llm.launcher.planning.draft import Draft, UpstreamOutput
 from sm_llm.launcher.planning.plan import Plan
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.tasks import PrepareTask, TrainTask, training_of
@@ -108,7 +108,9 @@ def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = No
     # Outputs do not exist yet: a reference stays itself, and facts come from the earlier step's own specification.
     outputs = {name: f"steps.{name}.output" for name in workflow.steps}
     tasks = {name: step.task for name, step in workflow.steps.items()}
-    upstream = {name: Upstream.of(task) if isinstance(task, PrepareTask) else None for name, task in tasks.items()}
+    upstream = {
+        name: UpstreamOutput.of(task) if isinstance(task, PrepareTask) else None for name, task in tasks.items()
+    }
     for name in workflow.steps:
         prefix = f"steps.{name}."
         # The origins name paths of the workflow, a plan those of its own job.
@@ -143,7 +145,7 @@ def plan_job(
     job: JobSpec,
     *,
     origins: Mapping[str, str] | None = None,
-    upstream: Mapping[str, Upstream | None] | None = None,
+    upstream: Mapping[str, UpstreamOutput | None] | None = None,
     step: str | None = None,
     after: Sequence[str] = (),
 ) -> Plan:

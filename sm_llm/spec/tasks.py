@@ -31,7 +31,7 @@ from sm_llm.spec.training import (
     OptimSpec,
     PretrainedStart,
     ProfileSpec,
-    SinksSpec,
+    TrackersSpec,
     WatchdogSpec,
 )
 
@@ -90,7 +90,7 @@ class LoggingSpec(SpecModel):
     """Tokens of the sample."""
     profile: ProfileSpec | None = None
     """Traces of torch's profiler every n steps, published with the run."""
-    sinks: SinksSpec = Field(default_factory=SinksSpec)
+    sinks: TrackersSpec = Field(default_factory=TrackersSpec)
     """Experiment trackers that get the same numbers."""
 
 

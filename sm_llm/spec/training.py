@@ -192,14 +192,14 @@ class ProfileSpec(SpecModel):
     """Trace every process, not the first alone: large, and it slows all of them."""
 
 
-class TensorBoardSink(SpecModel):
+class TensorBoardSpec(SpecModel):
     """Event files for TensorBoard; all attempts of a run share one folder."""
 
     folder: Output | None = None
     """A folder below which the run gets one of its own; null means ``tensorboard`` in the run's folder."""
 
 
-class MlflowSink(SpecModel):
+class MlflowSpec(SpecModel):
     """An MLflow run; all attempts continue the same one."""
 
     tracking_uri: Output | None = None
@@ -208,7 +208,7 @@ class MlflowSink(SpecModel):
     """The experiment; null means the job's name."""
 
 
-class WandbSink(SpecModel):
+class WandbSpec(SpecModel):
     """A Weights & Biases run; all attempts continue the same one."""
 
     project: str = Field(min_length=1)
@@ -219,14 +219,14 @@ class WandbSink(SpecModel):
     """``offline`` writes below the run's folder for a later ``wandb sync``; null leaves it to WANDB_MODE."""
 
 
-class SinksSpec(SpecModel):
+class TrackersSpec(SpecModel):
     """Experiment trackers fed from the event log by the first process. One that fails never stops the training."""
 
-    tensorboard: TensorBoardSink | None = None
+    tensorboard: TensorBoardSpec | None = None
     """Write for TensorBoard; ``{}`` takes its defaults."""
-    mlflow: MlflowSink | None = None
+    mlflow: MlflowSpec | None = None
     """Write to MLflow; ``{}`` takes its defaults."""
-    wandb: WandbSink | None = None
+    wandb: WandbSpec | None = None
     """Write to Weights & Biases."""
 
 

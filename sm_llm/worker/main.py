@@ -84,7 +84,7 @@ def main(
         return EXIT_CODES[RunState.FAILED]
     finally:
         # Last: the report of a failure is among the events.
-        frame.ship_rest()
+        frame.upload_rest()
     return EXIT_CODES[RunState.COMPLETED]
 
 
@@ -186,10 +186,10 @@ class Frame:
         record = StopRecord(reason=reason, checkpoint=self._newest_step())
         self.report_stop(record)
         # ``leave`` runs no ``finally``: what is to be kept is stored here.
-        self.ship_rest()
+        self.upload_rest()
         leave(EXIT_CODES[record.state])
 
-    def ship_rest(self) -> None:
+    def upload_rest(self) -> None:
         """Bring the last events to the run's storage, where nobody else does."""
         if self.periodic is not None:
             self.periodic.close()

@@ -386,17 +386,17 @@ def test_A2_the_closing_text_of_a_run_that_was_resumed_with_changes_is_true(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(BREAK_ENVIRONMENT, "8,7")
-    assert "same command continues it from its newest checkpoint, step 6" in closing_text(run_of(folder))
+    assert "same command continues it from its newest checkpoint, step 6" in summary_text(run_of(folder))
     again = run_of(folder).resume("task.optim.learning_rate=5e-4")
     ended(again)
-    text = closing_text(again)
+    text = summary_text(again)
     assert "same command" not in text
     assert f"sm-llm resume {again.uri}" in text
     with pytest.raises(UnfinishedRun, match=r"learning_rate: 0\.0005 -> 0\.001 \(schedule\)"):
         api.launch(spec(folder))
 
 
-def closing_text(run: Run) -> str:
+def summary_text(run: Run) -> str:
     from rich.console import Console
 
     console = Console(width=200)

@@ -133,6 +133,6 @@ def test_a_step_of_a_local_workflow_passes_the_same_gate(monkeypatch: pytest.Mon
         as_workflow(plan("smoke")[0].job.model_dump(mode="json", include={"name", "task", "compute"}))
     ).spec
     nothing: Any = SimpleNamespace(count=0)
-    ending = workflow._run_step(nothing, "run.one", flow, "one", {}, nothing, nothing, tmp_path)
-    assert ending.state.value == "failed"
-    assert "a local run cannot start: torch is not installed" in str(ending.reason)
+    outcome = workflow._run_step(nothing, "run.one", flow, "one", {}, nothing, nothing, tmp_path)
+    assert outcome.state.value == "failed"
+    assert "a local run cannot start: torch is not installed" in str(outcome.reason)

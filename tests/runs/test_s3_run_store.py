@@ -173,7 +173,7 @@ def test_files_that_grow_arrive_whole_in_segments_that_never_change(
                 stream.write(rng.randbytes(rng.randrange(0, 260)))
         if turn == 4:
             uploader = LogUploader(here, store)  # the old one was killed
-        uploader.ship()
+        uploader.upload()
         assert uploader.is_done()
         for folder in ("events/", "logs/"):
             cache.refresh(folder, lambda name: True)
@@ -184,17 +184,17 @@ def test_files_that_grow_arrive_whole_in_segments_that_never_change(
             assert (there / name).read_bytes() == (here / name).read_bytes(), (turn, name)
     assert full
     (here / "logs/attempt-1/node-2.log").touch()
-    uploader.ship()
+    uploader.upload()
     assert uploader.is_done()
     cache.refresh("logs/", lambda name: True)
     assert (there / "logs/attempt-1/node-2.log").read_bytes() == b"", "a node that printed nothing is one all the same"
     (here / "logs/attempt-1/node-2.log").write_text("late")
-    uploader.ship()
+    uploader.upload()
     cache.refresh("logs/", lambda name: True)
     assert (there / "logs/attempt-1/node-2.log").read_text() == "late"
 
 
-def test_a_mirror_is_read_while_it_grows_and_repairs_itself(
+def test_a_cache_is_read_while_it_grows_and_repairs_itself(
     store: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "events/attempt-1-rank0.jsonl"
@@ -202,12 +202,12 @@ def test_a_mirror_is_read_while_it_grows_and_repairs_itself(
     uploader, cache = LogUploader(here, store), S3Cache(there, store)
     (here / "events").mkdir(parents=True)
     (here / name).write_bytes(b"one\n")
-    uploader.ship()
+    uploader.upload()
     cache.refresh("events/", lambda name: True)
     with (there / name).open("rb") as reader:
         assert reader.read() == b"one\n"
         (here / name).write_bytes(b"one\ntwo\n")
-        uploader.ship()
+        uploader.upload()
         cache.refresh("events/", lambda name: True)
         assert reader.read() == b"two\n", "the file is the same one and only grew"
     (there / name).write_bytes(b"on")
@@ -225,13 +225,13 @@ def test_a_file_that_another_process_writes_too_is_left_to_it_and_reported(store
         (tmp_path / folder / "events").mkdir(parents=True)
     one, two = LogUploader(tmp_path / "one", store), LogUploader(tmp_path / "two", store)
     (tmp_path / "one" / name).write_bytes(b"aaaa\n")
-    one.ship()
+    one.upload()
     (tmp_path / "two" / name).write_bytes(b"aaaa\nbb\n")
-    two.ship()
+    two.upload()
     (tmp_path / "one" / name).write_bytes(b"aaaa\ncc\n")
     with pytest.raises(StorageError, match="is written by another process too"):
-        one.ship()
-    one.ship()
+        one.upload()
+    one.upload()
     assert one.is_done(), "it is not tried again"
     S3Cache(tmp_path / "three", store).refresh("events/", lambda name: True)
     assert (tmp_path / "three" / name).read_bytes() == b"aaaa\nbb\n"
@@ -254,10 +254,10 @@ def test_a_file_that_grows_as_fast_as_it_is_uploaded_does_not_hold_up_the_others
     monkeypatch.setattr("sm_llm.runs.replication.log_uploader.swap", grows)
     uploader = LogUploader(tmp_path, store)
     for _ in range(2):
-        uploader.ship()
+        uploader.upload()
     assert set(behind) < set(log_segments.files_of(store.list("")))
     before = fast.stat().st_size
-    uploader.ship()
+    uploader.upload()
     assert fast.stat().st_size > before, "its own turn comes again"
 
 
@@ -270,7 +270,7 @@ def test_a_file_that_grew_after_an_upload_whose_answer_was_lost_continues(
     uploader = LogUploader(tmp_path, store)
     if before:
         file.write_bytes(before)
-        uploader.ship()
+        uploader.upload()
     file.write_bytes(before + b"bb\n")
 
     def lost(*arguments: Any) -> None:
@@ -280,9 +280,9 @@ def test_a_file_that_grew_after_an_upload_whose_answer_was_lost_continues(
     with monkeypatch.context() as patch:
         patch.setattr("sm_llm.runs.replication.log_uploader.swap", lost)
         with pytest.raises(StorageError, match="no answer"):
-            uploader.ship()
+            uploader.upload()
     file.write_bytes(before + b"bb\ncc\n")
-    uploader.ship_all()
+    uploader.upload_all()
     S3Cache(tmp_path / "there", store).refresh("events/", lambda name: True)
     assert (tmp_path / "there" / "events" / file.name).read_bytes() == before + b"bb\ncc\n"
 
@@ -396,7 +396,7 @@ def test_a_run_in_S3_keeps_files_copies_and_shows_that_it_is_alive(run_store: S3
     events.mkdir(parents=True)
     for name in ("attempt-1-rank0.jsonl", "attempt-1-rank1.jsonl"):
         (events / name).write_text("{}\n")
-    run_store.uploader(tmp_path / "here", lambda name: True).ship_all()
+    run_store.uploader(tmp_path / "here", lambda name: True).upload_all()
     copy = run_store.copied("events/", lambda name: "rank1" in name, tmp_path / "copy")
     assert [it.name for it in copy.events.iterdir()] == ["attempt-1-rank1.jsonl"]
     assert not run_store.has_originals(1)

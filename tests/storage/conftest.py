@@ -14,7 +14,7 @@ import pytest
 from sm_llm.errors import StorageError
 from sm_llm.storage.engines.s5cmd import S5cmdTransfer
 from sm_llm.storage.folder import FolderStore
-from sm_llm.storage.publication.publish import Published, Save, new_save, publish, seal, upload_part
+from sm_llm.storage.publication.publish import CommitResult, Save, new_save, publish, seal, upload_part
 from sm_llm.storage.s3.s3_objects import to_base64
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.s3_store import S3Store
@@ -141,7 +141,7 @@ class Bench:
         run_id: str | None = None,
         save: Save | None = None,
         meta: Mapping[str, Any] | None = None,
-    ) -> Published:
+    ) -> CommitResult:
         """Publish ``files`` (by default two whose content follows from the step)."""
         return publish(
             store or self.store,
@@ -154,7 +154,7 @@ class Bench:
             upload=partial(upload_part, transfer=PlainTransfer(workers=1)),
         )
 
-    def data(self, published: Published, name: str) -> Path:
+    def data(self, published: CommitResult, name: str) -> Path:
         """The stored file ``name`` of a publication."""
         assert published.commit is not None
         return self.root / published.commit.save.data_prefix / name

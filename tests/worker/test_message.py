@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sm_llm.errors import CheckpointError, RunFailed, StorageError
 from sm_llm.storage.base import MissingObjectError
-from sm_llm.storage.publication.publish import CommitManifest, FileEntry, Newest, Published, Rejected, Save, new_save
+from sm_llm.storage.publication.publish import CommitManifest, CommitResult, FileEntry, Newest, Rejected, Save, new_save
 from sm_llm.worker.runtime.message import decode, encode
 
 VALUES = st.recursive(
@@ -35,7 +35,8 @@ def test_a_value_arrives_as_it_was(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [SAVE, COMMIT, Newest(COMMIT, (Rejected(2, "damaged"),)), (Published(COMMIT, False), None), Newest(None)]
+    "value",
+    [SAVE, COMMIT, Newest(COMMIT, (Rejected(2, "damaged"),)), (CommitResult(COMMIT, False), None), Newest(None)],
 )
 def test_what_publication_states_arrives_as_it_was(value: Any) -> None:
     assert decode(encode(value)) == value

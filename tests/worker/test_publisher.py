@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Alone:
-    """The agreement of a world of one."""
+    """The control of a world of one."""
 
     def barrier(self) -> None:
         """Nobody to wait for."""
@@ -67,8 +67,8 @@ class Bench:
             emit=lambda event: None,
             notice=lambda message, level: self.logged.append(message),
         )
-        agreement: Any = Alone()
-        self.publisher = Publisher(context, self.store, agreement, CheckpointAge(), 3600.0, self._announce)
+        control: Any = Alone()
+        self.publisher = Publisher(context, self.store, control, CheckpointAge(), 3600.0, self._announce)
         self.fault: Exception | None = None
         """What goes wrong after the next publication."""
 
@@ -82,8 +82,8 @@ class Bench:
         (folder / "weights").write_bytes(b"x" * step)
         save = publication.new_save("tiny", step, world_size=1, node_count=1)
         sealed = Sealed(save, publication.seal(folder, self.root / f"sealed-{step}"), {}, 0.0, 0.0)
-        agreement: Any = Alone()
-        self.publisher.offer(sealed, agreement)
+        control: Any = Alone()
+        self.publisher.offer(sealed, control)
         return sealed
 
 

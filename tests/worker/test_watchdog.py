@@ -99,7 +99,7 @@ class Clock:
         return self.now
 
 
-def test_a_pulse_knows_the_usual_step_and_leaves_pauses_out() -> None:
+def test_a_progress_marker_knows_the_usual_step_and_leaves_pauses_out() -> None:
     clock = Clock()
     marker = ProgressMarker(clock)
     clock.now = 100

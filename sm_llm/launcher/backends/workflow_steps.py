@@ -124,14 +124,14 @@ def settled(
     run_store: RunStore, record: RunRecord, last: Attempt, found: Mapping[str, NativeState], never_begun: str
 ) -> NativeState:
     """Record how a workflow has ended, all of whose steps have; ``never_begun`` are the words for one without a job."""
-    outcome = _ending(record, found, never_begun)
+    outcome = _outcome(record, found, never_begun)
     if outcome.state is RunState.COMPLETED and not run_store.is_remote:
         step = list(record.spec["steps"])[-1]
         link_result(run_store, result_location(run_store.below(STEPS, step), step_run_id(record.run_id, step)))
     return NativeState.of(record_outcome(run_store, last, outcome))
 
 
-def _ending(record: RunRecord, found: Mapping[str, NativeState], never_begun: str) -> Outcome:
+def _outcome(record: RunRecord, found: Mapping[str, NativeState], never_begun: str) -> Outcome:
     for state in _WORST:
         for step, it in found.items():
             if it.state is state:

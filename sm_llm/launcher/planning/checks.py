@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import DataError, Issue, warning
-from sm_llm.launcher.planning.draft import Upstream, tokenizer_vocabulary
+from sm_llm.launcher.planning.draft import UpstreamOutput, tokenizer_vocabulary
 from sm_llm.launcher.planning.local_paths import is_reference, local_folder, referenced_step
 from sm_llm.launcher.planning.model_facts import pretrained_issues
 from sm_llm.launcher.planning.plan import RANDOM
@@ -81,7 +81,7 @@ def check_batch_and_length(draft: Draft) -> Iterator[Issue]:
 
 def check_sequence_length(draft: Draft) -> Iterator[Issue]:
     """Sequences longer than the model's positions, or than the rows."""
-    task, model, rows, step = draft.training, draft.model, draft.rows.value, _upstream(draft)
+    task, model, rows, step = draft.training, draft.model, draft.rows.value, _upstream_output(draft)
     if task is None:
         return
     path, wanted = "task.data.seq_length", task.data.seq_length
@@ -101,7 +101,7 @@ def check_sequence_length(draft: Draft) -> Iterator[Issue]:
 
 def check_validation_step(draft: Draft) -> Iterator[Issue]:
     """Validation on the output of a step that holds nothing out."""
-    task, step, path = draft.training, _upstream(draft), "task.data.validation"
+    task, step, path = draft.training, _upstream_output(draft), "task.data.validation"
     if task is not None and step is not None and not step.has_validation and is_reference(_value(task, path)):
         problem, remedy = "refers to a step that holds no rows out", "Give that step a validation_fraction"
         value = _value(task, path)
@@ -120,7 +120,7 @@ def check_vocabulary(draft: Draft) -> Iterator[Issue]:
     task, model = draft.training, draft.model
     if task is None or model is None:
         return
-    rows, step = draft.rows.value, _upstream(draft)
+    rows, step = draft.rows.value, _upstream_output(draft)
     sizes = {"task.data.train": rows.vocab_size if rows else step.vocab_size if step else None, "task.tokenizer": None}
     folder = local_folder(task.tokenizer)
     if folder is not None and folder.is_dir():
@@ -287,6 +287,6 @@ def _value(task: TrainTask, path: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _upstream(draft: Draft) -> Upstream | None:
+def _upstream_output(draft: Draft) -> UpstreamOutput | None:
     step = referenced_step(_value(draft.training, "task.data.train")) if draft.training is not None else None
     return draft.upstream.get(step) if step else None

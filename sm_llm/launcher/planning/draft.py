@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Upstream:
+class UpstreamOutput:
     """Facts of a prepare step that has not run yet, by its specification."""
 
     seq_length: int
@@ -33,7 +33,7 @@ class Upstream:
     has_validation: bool
 
     @classmethod
-    def of(cls, task: PrepareTask) -> Upstream:
+    def of(cls, task: PrepareTask) -> UpstreamOutput:
         """A given tokenizer's vocabulary is not known here: the step itself checks its ids."""
         vocabulary = None if task.tokenizer else task.train_tokenizer.vocab_size
         return cls(task.seq_length, vocabulary, task.validation_fraction > 0)
@@ -74,7 +74,7 @@ class Draft:
     """A job, and what follows from it. ``upstream`` has facts of earlier steps by name."""
 
     job: JobSpec
-    upstream: Mapping[str, Upstream | None]
+    upstream: Mapping[str, UpstreamOutput | None]
     origins: Mapping[str, str] = field(default_factory=dict)
     """Dotted path -> where a value was written."""
 

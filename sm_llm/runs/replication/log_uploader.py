@@ -50,7 +50,7 @@ class LogUploader:
         # The file that was uploaded from last.
         self._served = ""
 
-    def ship(self) -> None:
+    def upload(self) -> None:
         """Store what is new. Raises ``StorageError`` if the store does not answer; the next call continues from there.
 
         A file that somebody else writes too is left alone, and reported by the error, once.
@@ -63,14 +63,14 @@ class LogUploader:
         # as fast as it is uploaded holds up none of the others.
         behind = bisect_right(names, self._served)
         for name in names[behind:] + names[:behind]:
-            while budget and name not in self._given_up and self._ship_segment(name, self._sent):
+            while budget and name not in self._given_up and self._upload_segment(name, self._sent):
                 budget -= 1
                 self._served = name
 
-    def ship_all(self) -> None:
+    def upload_all(self) -> None:
         """Upload until nothing is left."""
         while not self.is_done():
-            self.ship()
+            self.upload()
 
     def is_done(self) -> bool:
         """Whether the store has every byte that the files have now."""
@@ -93,7 +93,7 @@ class LogUploader:
                     last = segments[-1]
                     yield name, _Sent(last.end, last.end) if last.is_full else _Sent(last.begin, last.end, last.tag)
 
-    def _ship_segment(self, name: str, sent: dict[str, _Sent]) -> bool:
+    def _upload_segment(self, name: str, sent: dict[str, _Sent]) -> bool:
         """Store the next bytes of one file; False if there are none."""
         known = sent.setdefault(name, _Sent())
         with (self._root / name).open("rb") as stream:

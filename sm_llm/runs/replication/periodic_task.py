@@ -36,7 +36,7 @@ class PeriodicTask:
         self._last = last
         self._what = what
         self._round_seconds = round_seconds
-        self._in_trouble = False
+        self._is_failing = False
         self._working = threading.Lock()
         self._closing = threading.Event()
         self._deadline = float("inf")
@@ -76,9 +76,9 @@ class PeriodicTask:
                     duty()
             except Exception as error:  # a store can fail in every way, and training continues all the same
                 faults.append(error)
-        if faults and not self._in_trouble:
+        if faults and not self._is_failing:
             self._report(f"the run's storage does not take {self._what}: {faults[0]}")
-        elif not faults and self._in_trouble:
+        elif not faults and self._is_failing:
             self._report(f"the run's storage answers again and takes {self._what}")
-        self._in_trouble = bool(faults)
+        self._is_failing = bool(faults)
         return not faults

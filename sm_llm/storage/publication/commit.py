@@ -145,7 +145,7 @@ def _get_quietly(store: Store, key: str) -> bytes | None:
 
 
 @dataclass(frozen=True)
-class Published:
+class CommitResult:
     """How a commit ended: ``won`` is whether ``commit`` is ours; if not, ``reason`` names its owner.
 
     ``commit`` is None when another writer's commit holds the slot but cannot be read.
@@ -158,7 +158,7 @@ class Published:
 
 def commit(
     store: Store, save: Save, meta: Mapping[str, Any] | None = None, *, clock: Callable[[], float] = time.time
-) -> Published:
+) -> CommitResult:
     """Rank 0, after every node's part is in: check the save as stored and create its one commit.
 
     Losing the slot to another writer is a result, not an error. Raises ``StorageError`` when a part is missing or
@@ -175,11 +175,11 @@ def commit(
         found = decode(held, CommitManifest)
     except ValueError as error:
         # Our own commit can be decoded, so this one is another writer's.
-        return Published(False, None, f"{save.slot} has a commit that cannot be used: {error}")
+        return CommitResult(False, None, f"{save.slot} has a commit that cannot be used: {error}")
     if found.nonce == ours.nonce:
-        return Published(True, found)
+        return CommitResult(True, found)
     writer = "another save" if found.run_id == save.run_id else f"run {found.run_id!r}"
-    return Published(False, found, f"{save.slot} was committed first by {writer} ({found.save_id})")
+    return CommitResult(False, found, f"{save.slot} was committed first by {writer} ({found.save_id})")
 
 
 def _read_parts(store: Store, save: Save) -> list[PartManifest]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import SmLlmError, StorageError
 from sm_llm.storage.base import Gather
 from sm_llm.storage.publication.collect import Collected, collect_garbage
-from sm_llm.storage.publication.commit import Published, commit, discard, new_save, seal, upload_part, write_part
+from sm_llm.storage.publication.commit import CommitResult, commit, discard, new_save, seal, upload_part, write_part
 from sm_llm.storage.publication.find import (
     CheckpointInfo,
     Newest,
@@ -37,11 +37,11 @@ __all__ = [
     "CheckpointInfo",
     "Collected",
     "CommitManifest",
+    "CommitResult",
     "FileEntry",
     "Gather",
     "Newest",
     "PartManifest",
-    "Published",
     "Rejected",
     "Restored",
     "Save",
@@ -74,7 +74,7 @@ def publish(
     meta: Mapping[str, Any] | None = None,
     upload: Callable[..., PartManifest] = upload_part,
     progress: Progress = lambda _: None,
-) -> Published:
+) -> CommitResult:
     """The whole protocol, called by every process: upload, part, outcome, commit, outcome.
 
     ``sealed`` is the node's sealed folder on the one process that uploads it, None on the others; ``leader`` is true
@@ -93,7 +93,7 @@ def publish(
     _raise_first(save, part_errors, part_error)
     result, commit_error = _guarded(lambda: commit(store, save, meta) if leader else None)
     # Round 2: a sealed folder may be deleted only once its process knows how the commit ended.
-    outcomes: list[tuple[Published | None, str | None]] = list(gather((result, _reported(commit_error))))
+    outcomes: list[tuple[CommitResult | None, str | None]] = list(gather((result, _reported(commit_error))))
     # Nothing is deleted on this path: a commit that was not answered may still turn up and name these files.
     _raise_first(save, [error for _, error in outcomes], commit_error)
     published = next(published for published, _ in outcomes if published is not None)

@@ -21,7 +21,7 @@ from sm_llm.worker.runtime.collectives import ControlGroup
 if TYPE_CHECKING:
     from sm_llm.spec.training import CheckpointSpec
     from sm_llm.storage.base import Store
-    from sm_llm.storage.publication.publish import Published
+    from sm_llm.storage.publication.publish import CommitResult
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.device import Device
     from sm_llm.worker.publishing.publisher import Sealed
@@ -207,7 +207,7 @@ class Checkpointer:
         # Without a deadline every process waits to the end, and there is nothing to agree on. All have one or none.
         return deadline is None or not self._control.any(not done)
 
-    def _announce(self, sealed: Sealed, published: Published) -> None:
+    def _announce(self, sealed: Sealed, published: CommitResult) -> None:
         """Publication thread, on all processes: report how it ended, and delete what is not to be kept."""
         step, commit, is_leader = sealed.save.step, published.commit, self._context.process.is_leader
         assert step is not None

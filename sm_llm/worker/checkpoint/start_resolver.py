@@ -110,7 +110,7 @@ class StartResolver:
             self._context.notice(f"uploads of earlier attempts could not be aborted: {error}", "warning")
 
     def _agreed(self, start: Start) -> Start:
-        self._assert_agreement(start)
+        self._assert_one_start(start)
         if self._context.process.is_node_leader:
             # What the run does not continue from is only in the way, where it begins anew above all.
             self._context.copies.keep_only(start.commit.save_id if start.commit is not None else None)
@@ -241,7 +241,7 @@ class StartResolver:
             raise CheckpointError(f"task.start.pretrained: the nodes have different files in {folder}")
         return found.pop()
 
-    def _assert_agreement(self, start: Start) -> None:
+    def _assert_one_start(self, start: Start) -> None:
         # Processes that began from different states would train on without an error, and never agree again.
         facts = (start.source, start.step, start.digest, start.commit and start.commit.save_id)
         reported = self._control.gather(facts)

@@ -168,7 +168,7 @@ class Pod:
         return (run_folder(self.job, self.base) / "stop").exists()
 
 
-class _Ending:
+class _Termination:
     """Whether SIGTERM has come, and the process that it is passed on to."""
 
     def __init__(self) -> None:
@@ -188,25 +188,25 @@ class _Ending:
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Run this pod's processes; returns their exit code, or one that states why another start is needed."""
     pod = Pod.of(arguments, environ)
-    ending = _Ending()
+    termination = _Termination()
     # At once: the first process of a container gets no signal that it has no handler for.
-    signal.signal(signal.SIGTERM, ending)
+    signal.signal(signal.SIGTERM, termination)
     if issues := node_issues(pod.expected()):
         _log(f"sm_llm: pod {pod.name} is unfit: {'; '.join(issues)}")
         return BAD_POD
     make_container_folders(pod.base)
     if pod.runner != "torchrun":
-        return _code(pod, _run(pod, None, None, ending), ending)
+        return _code(pod, _run(pod, None, None, termination), termination)
     job = f"{pod.job['run_id']}/{pod.job['attempt']}"
     group = Group(job, pod.index, pod.pods, pod.address, _log, pod.sizes, pod.wait_seconds)
-    start = group.start(lambda: ending.has_come)
+    start = group.start(lambda: termination.has_come)
     if start is None:
         return ENDED
-    ending.group = group
-    code = _run(pod, start, group, ending)
-    if code != LOST_PEER and _has_stopped(pod) and not ending.has_come and not group.have_stopped(END_SECONDS):
+    termination.group = group
+    code = _run(pod, start, group, termination)
+    if code != LOST_PEER and _has_stopped(pod) and not termination.has_come and not group.have_stopped(END_SECONDS):
         code = LOST_PEER
-    code = _code(pod, code, ending)
+    code = _code(pod, code, termination)
     if code == 0 and pod.index == 0:
         # The operator takes the success of this pod for that of the job, and may then delete the others.
         group.await_others(END_SECONDS)
@@ -214,8 +214,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     return code
 
 
-def _code(pod: Pod, code: int, ending: _Ending) -> int:
-    if ending.has_come:
+def _code(pod: Pod, code: int, termination: _Termination) -> int:
+    if termination.has_come:
         return ENDED
     # torchrun reports an orderly stop as a failure of its processes.
     if _has_stopped(pod) and code != LOST_PEER:
@@ -235,7 +235,7 @@ def _has_stopped(pod: Pod) -> bool:
     return (pod.base / "output" / "stopped").is_file()
 
 
-def _run(pod: Pod, start: GroupStart | None, group: Group | None, ending: _Ending) -> int:
+def _run(pod: Pod, start: GroupStart | None, group: Group | None, termination: _Termination) -> int:
     """Run the processes to their end, or until another pod is lost."""
     moment = time.strftime("%FT%TZ", time.gmtime())
     meeting = "hyperpodrun" if start is None else f"rendezvous {start.rendezvous}"
@@ -249,7 +249,7 @@ def _run(pod: Pod, start: GroupStart | None, group: Group | None, ending: _Endin
         start_new_session=True,  # a group of its own, that can be killed as a whole
         preexec_fn=partial(end_with_parent, os.getpid()),
     )
-    ending.process = process
+    termination.process = process
     asks = pod.job["spec"]["task"]["kind"] not in STEPPED
     given_up: float | None = None
     while True:
@@ -260,7 +260,7 @@ def _run(pod: Pod, start: GroupStart | None, group: Group | None, ending: _Endin
             if asks and pod.is_asked_to_stop():
                 process.send_signal(signal.SIGTERM)
                 asks = False
-        if group is not None and not ending.has_come and (why := group.lost()):
+        if group is not None and not termination.has_come and (why := group.lost()):
             if given_up is None:
                 _log(f"sm_llm: {why}; this pod ends, too, so that all of them start again together")
                 given_up = time.monotonic() + GRACE_SECONDS

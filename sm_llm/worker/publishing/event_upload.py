@@ -26,5 +26,5 @@ def upload_events(context: WorkerContext, environ: Mapping[str, str]) -> Periodi
         return None
     # The worker itself only reads a local stop file: in S3 a periodic task checks, away from the training loop.
     requests = StopRequest(run_store.is_asked_to_stop, context.job.attempt, context.run.stop_file.touch)
-    duties = [uploader.ship, requests.poll] if process.is_leader else [uploader.ship]
-    return PeriodicTask(duties, lambda message: context.notice(message, "warning"), last=uploader.ship_all).start()
+    duties = [uploader.upload, requests.poll] if process.is_leader else [uploader.upload]
+    return PeriodicTask(duties, lambda message: context.notice(message, "warning"), last=uploader.upload_all).start()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from sm_llm.storage.base import Store
     from sm_llm.storage.publication.manifest import CommitManifest
-    from sm_llm.storage.publication.publish import Gather, Published
+    from sm_llm.storage.publication.publish import CommitResult, Gather
     from sm_llm.worker.context import WorkerContext
 
 RESULT_FOLDER = "result"
@@ -93,7 +93,7 @@ def announce(context: WorkerContext, store: Store, commit: CommitManifest) -> st
 
 def _publish_once(
     context: WorkerContext, store: Store, sealed: Path | None, gather: Gather, meta: Mapping[str, Any]
-) -> Published:
+) -> CommitResult:
     process = context.process
     own = publication.new_save(context.job.run_id, None, world_size=process.world_size, node_count=1)
     return publication.publish(

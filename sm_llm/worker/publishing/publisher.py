@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sm_llm.storage.base import Store
-    from sm_llm.storage.publication.publish import Published, Save
+    from sm_llm.storage.publication.publish import CommitResult, Save
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.publishing.checkpoint_age import CheckpointAge
     from sm_llm.worker.runtime.collectives import ControlGroup
@@ -40,7 +40,7 @@ class Sealed:
     began: float
     blocked_seconds: float | None
     """Seconds the loop has waited; None while it waits until the end."""
-    done: Future[Published | None] = field(default_factory=Future)
+    done: Future[CommitResult | None] = field(default_factory=Future)
     saves: set[str] = field(default_factory=set)
     """Ids under which it was tried: no key is written twice, so every try has its own."""
 
@@ -79,7 +79,7 @@ class Publisher:
         control: ControlGroup,
         checkpoint_age: CheckpointAge,
         max_unpublished_seconds: float,
-        announce: Callable[[Sealed, Published], None],
+        announce: Callable[[Sealed, CommitResult], None],
     ) -> None:
         self._context = context
         self._store = store
@@ -262,12 +262,12 @@ class Publisher:
             self._checkpoint_age.superseded(replaced.save.step or 0)
             self._settle(replaced, None)
 
-    def _forget(self, sealed: Sealed, result: Published) -> None:
+    def _forget(self, sealed: Sealed, result: CommitResult) -> None:
         with self._changed:
             del self._held[sealed.save.save_id]
         self._settle(sealed, result)
 
-    def _settle(self, sealed: Sealed, result: Published | None) -> None:
+    def _settle(self, sealed: Sealed, result: CommitResult | None) -> None:
         """The folder is moved or removed only now: its save is committed, or a newer one is sealed."""
         commit = result.commit if result is not None and result.won else None
         if self._context.process.is_node_leader:

@@ -9,11 +9,11 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from sm_llm.errors import CheckpointError, RunFailed, StorageError
-from sm_llm.storage.publication.publish import CommitManifest, Newest, Published, Rejected, Save
+from sm_llm.storage.publication.publish import CommitManifest, CommitResult, Newest, Rejected, Save
 
 # The classes that a message may hold, beside what JSON has and tuples of it.
 _TYPES: dict[str, type[Any]] = {
-    it.__name__: it for it in (CheckpointError, CommitManifest, Newest, Published, Rejected, Save, StorageError)
+    it.__name__: it for it in (CheckpointError, CommitManifest, Newest, CommitResult, Rejected, Save, StorageError)
 }
 
 

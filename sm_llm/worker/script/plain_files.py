@@ -79,5 +79,5 @@ def make_names_usable(folder: Path) -> list[str]:
 def _safe(name: str) -> str:
     """A name made of ``name``'s digest, so that no two are equal, and of what a store takes of it."""
     last = Path(name.rpartition("/")[2])
-    ending = last.suffix if not _UNSAFE.search(last.suffix[1:]) else ""
-    return f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}-{_UNSAFE.sub('_', last.stem)[:_LONGEST_STEM]}{ending}"
+    suffix = last.suffix if not _UNSAFE.search(last.suffix[1:]) else ""
+    return f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:8]}-{_UNSAFE.sub('_', last.stem)[:_LONGEST_STEM]}{suffix}"

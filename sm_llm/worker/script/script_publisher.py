@@ -258,7 +258,7 @@ class ScriptPublisher:
     def _settled_of(self, step: int) -> Path | None:
         return next((path for it, path in self._settled() if it == step), None)
 
-    def _announce(self, published: publication.Published, step: int, seconds: float) -> None:
+    def _announce(self, published: publication.CommitResult, step: int, seconds: float) -> None:
         if published.commit is None or not published.won:
             self._context.notice(f"checkpoint of step {step} dropped: {published.reason}", "warning")
             return

@@ -35,8 +35,8 @@ BAD_NODE = 78
 _FIRST_PORT, _PORTS = 10_000, 20_000
 """Below the ports that kernels give to outgoing connections."""
 _POLL_SECONDS = 0.5
-# How long an unfit node waits for the others' verdicts, which decide whether the job is tried without it.
-_VERDICTS_SECONDS = 30.0
+# How long an unfit node waits for what the others note, which decides whether the job is tried without it.
+_FITNESS_SECONDS = 30.0
 NODES_ENVIRONMENT = "SM_LLM_NODES"
 """Nodes of the start before this one in the order of their ranks, as job.sh read them for all nodes alike."""
 
@@ -159,20 +159,22 @@ class Node:
             # For the next start, which reads it before its nodes begin.
             self.note("../nodes", ",".join(self.names))
 
-    def await_verdicts(self) -> None:
+    def await_fitness(self) -> None:
         """Wait until every node has noted whether it is fit: the end of one ends them all."""
-        deadline = time.monotonic() + _VERDICTS_SECONDS
+        deadline = time.monotonic() + _FITNESS_SECONDS
         pending = set(range(len(self.names)))
         while pending and time.monotonic() < deadline:
-            pending = {it for it in pending if not any(self._verdict(it, kind).exists() for kind in ("fit", "unfit"))}
+            pending = {
+                it for it in pending if not any(self._fitness_file(it, kind).exists() for kind in ("fit", "unfit"))
+            }
             time.sleep(_POLL_SECONDS if pending else 0)
 
-    def _verdict(self, index: int, kind: str) -> Path:
+    def _fitness_file(self, index: int, kind: str) -> Path:
         return self.folder / f"{kind}-{self.restart}-{index}"
 
-    def note_verdict(self, kind: str) -> None:
+    def note_fitness(self, kind: str) -> None:
         """Note that this node is ``fit`` or ``unfit``."""
-        self.note(self._verdict(self.index, kind).name, f"{self.name}\n")
+        self.note(self._fitness_file(self.index, kind).name, f"{self.name}\n")
 
     def note(self, name: str, text: str = "") -> None:
         """Leave a file for the launcher and for the job's script."""
@@ -202,10 +204,10 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         text = f"node {node.name} is unfit: {'; '.join(issues)}"
         _log(f"sm_llm: {text}")
         node.note(f"failure-{node.restart}-{node.index}", text)
-        node.note_verdict("unfit")
-        node.await_verdicts()
+        node.note_fitness("unfit")
+        node.await_fitness()
         return BAD_NODE
-    node.note_verdict("fit")
+    node.note_fitness("fit")
     mark = leftovers.use(node.base)
     if swept := leftovers.sweep(node.of_user, str(node.job["run_id"]), node.name):
         _log(f"sm_llm: removed from {node.of_user} what runs had left that did not come back: {', '.join(swept)}")

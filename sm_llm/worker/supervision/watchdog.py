@@ -95,7 +95,7 @@ class Watchdog:
                 self._check()
                 self._answered_at, pause = self._clock(), POLL_SECONDS
             except RuntimeError as error:  # torch prints a page of its own each time
-                self._miss_the_board(error)
+                self._lose_the_store(error)
                 pause = SILENT_STORE_SECONDS / 4
 
     def _beat(self) -> None:
@@ -181,7 +181,7 @@ class Watchdog:
         failures.linger(self._kv_store, self._context.process.world_size, is_cause=False)
         self._end(1)
 
-    def _miss_the_board(self, error: RuntimeError) -> None:
+    def _lose_the_store(self, error: RuntimeError) -> None:
         """torchrun's store does not answer: node 0 has failed, or is out of reach."""
         if self._closed.is_set() or self._clock() - self._answered_at < SILENT_STORE_SECONDS:
             return

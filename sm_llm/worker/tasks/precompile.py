@@ -22,7 +22,7 @@ from sm_llm.runs.run_paths import ContainerPaths
 from sm_llm.runs.stopped import StopRecord
 from sm_llm.spec.machines.neuron_releases import installed_packages, release_problem
 from sm_llm.spec.tasks import PrecompileTask
-from sm_llm.spec.training import CheckpointSpec, SinksSpec
+from sm_llm.spec.training import CheckpointSpec, TrackersSpec
 from sm_llm.terminal import counted
 from sm_llm.worker.checkpoint.earlier import is_published
 from sm_llm.worker.inputs.graph_cache import open_cache
@@ -225,7 +225,7 @@ class Precompilation:
         """The training for a few steps, in a run on this node, without what is for people."""
         training = self.task.training
         # A tracker would show a run of invalid numbers.
-        logging = training.logging.model_copy(update={"sinks": SinksSpec(), "profile": None, "sample_prompt": None})
+        logging = training.logging.model_copy(update={"sinks": TrackersSpec(), "profile": None, "sample_prompt": None})
         short = {"max_steps": self.task.extract_steps, "max_tokens": None, "max_epochs": None}
         quiet = {"logging": logging, "checkpoint": CheckpointSpec()}
         spec = self.job.model_copy(update={"task": training.model_copy(update={**short, **quiet})})

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sm_llm.spec.training import SinksSpec
+    from sm_llm.spec.training import TrackersSpec
     from sm_llm.worker.context import WorkerContext
 
     Opener = Callable[[], "ExperimentTracker"]
@@ -126,7 +126,7 @@ def forwarded_events(context: WorkerContext) -> Iterator[None]:
         feed.close(seconds)
 
 
-def load_openers(spec: SinksSpec, context: WorkerContext) -> dict[str, Opener]:
+def load_openers(spec: TrackersSpec, context: WorkerContext) -> dict[str, Opener]:
     """How to open every tracker that is asked for.
 
     Their libraries are imported here, by the main thread: two threads that import parts of one package at once can

@@ -12,7 +12,7 @@ from sm_llm.worker.trackers.experiment_trackers import numbers, shown_names, sho
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sm_llm.spec.training import MlflowSink
+    from sm_llm.spec.training import MlflowSpec
     from sm_llm.worker.context import WorkerContext
 
 RUN_TAG = "sm_llm.run_id"
@@ -27,7 +27,7 @@ _LONGEST_PARAM = 500
 class MlflowTracker:
     """Metrics by step with the time they were measured; the specification as parameters when the run is made."""
 
-    def __init__(self, spec: MlflowSink, context: WorkerContext) -> None:
+    def __init__(self, spec: MlflowSpec, context: WorkerContext) -> None:
         self._client: Any = MlflowClient(tracking_uri=spec.tracking_uri)
         experiment = self._experiment(spec.experiment or context.job.spec.name)
         # The record's id first; the tag finds a run whose id never reached the record.

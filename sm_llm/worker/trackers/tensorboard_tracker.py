@@ -13,7 +13,7 @@ from sm_llm.worker.trackers.experiment_trackers import numbers, shown_spec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sm_llm.spec.training import TensorBoardSink
+    from sm_llm.spec.training import TensorBoardSpec
     from sm_llm.worker.context import WorkerContext
 
 FOLDER = "tensorboard"
@@ -22,7 +22,7 @@ FOLDER = "tensorboard"
 class TensorBoardTracker:
     """Scalars by step. Where training goes back, TensorBoard drops the steps after (``purge_step``)."""
 
-    def __init__(self, spec: TensorBoardSink, context: WorkerContext) -> None:
+    def __init__(self, spec: TensorBoardSpec, context: WorkerContext) -> None:
         self.id = context.job.run_id
         self._folder = context.run.root / FOLDER if spec.folder is None else Path(spec.folder) / self.id
         self.uri: str | None = str(self._folder)

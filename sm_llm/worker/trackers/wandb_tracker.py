@@ -11,7 +11,7 @@ from sm_llm.worker.trackers.experiment_trackers import numbers, shown_names, sho
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sm_llm.spec.training import WandbSink
+    from sm_llm.spec.training import WandbSpec
     from sm_llm.worker.context import WorkerContext
 
 STEP = "step"
@@ -20,7 +20,7 @@ STEP = "step"
 class WandbTracker:
     """Metrics over an axis ``step`` of their own: W&B's internal step only grows, and drops what comes again."""
 
-    def __init__(self, spec: WandbSink, context: WorkerContext) -> None:
+    def __init__(self, spec: WandbSpec, context: WorkerContext) -> None:
         self._notice = context.notice
         # The id of the first attempt, under which resume="allow" continues the same run.
         self.id = context.job.trackers.get("wandb", context.job.run_id)

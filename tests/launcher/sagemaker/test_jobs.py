@@ -187,7 +187,7 @@ def test_a_cause_is_what_this_jobs_processes_reported_not_an_earlier_jobs(
     writer = EventWriter(log, 1, clock=lambda: time.time() - age)
     writer.write(Failed(Cause.DATA, "row 7 is empty", rank=3, node=1, step=None, host="algo-2", traceback=""))
     writer.close()
-    LogUploader(tmp_path, run.run_store.store, lambda _: True).ship_all()
+    LogUploader(tmp_path, run.run_store.store, lambda _: True).upload_all()
     sagemaker_double.move(job_of(run), "Failed", FailureReason="AlgorithmError: CUDA out of memory")
     reported = "CUDA out of memory" if age else "rank 3: data error: row 7 is empty"
     assert run.describe() == (RunState.FAILED, reported)

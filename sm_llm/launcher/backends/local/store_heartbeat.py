@@ -32,7 +32,7 @@ def store_tasks(run_store: RunStore, attempt: int) -> list[PeriodicTask]:
         return []
     requests = StopRequest(run_store.is_asked_to_stop, attempt, lambda: _stop(run_store, attempt))
     return [
-        PeriodicTask([requests.poll, uploader.ship], report, last=uploader.ship_all),
+        PeriodicTask([requests.poll, uploader.upload], report, last=uploader.upload_all),
         PeriodicTask([heartbeat.beat], report, what="heartbeats"),
     ]
 
