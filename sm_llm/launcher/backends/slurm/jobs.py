@@ -45,7 +45,7 @@ def split_native(native_id: str) -> tuple[str, str]:
 
 def other_job(row: JobRow, record: RunRecord, attempt: Attempt, cluster: Cluster) -> str:
     """Words for a job that has the number of an attempt's job and is another; empty for the attempt's own."""
-    # Every cluster counts its jobs from 1, and "localhost" is any login node: the folder tells jobs apart.
+    # Every cluster counts its jobs from 1, and "localhost" is any login node: the folder identifies the job.
     if row.folder.endswith(ClusterPaths("").attempt(record.run_id, attempt.number)):
         return ""
     return (
