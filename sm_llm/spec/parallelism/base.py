@@ -133,6 +133,8 @@ class Capabilities:
     """Its options are part of the launch, so that a program of the user's own gets them."""
     needs_kernels: bool = False
     """Training calls the image's compiled kernels: a job fails at its start where they cannot be loaded."""
+    forks: bool = False
+    """Processes may be forked from one that has imported torch and our code: no import depends on which of them it is."""
 
 
 @dataclass(frozen=True)

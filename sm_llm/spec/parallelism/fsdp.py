@@ -33,7 +33,7 @@ FP8_UNIT = 16
 class FsdpSpec(StrategySpec):
     """PyTorch FSDP2, alone or multiplied with tensor and context parallelism."""
 
-    can: ClassVar[Capabilities] = Capabilities(computes_fp8=True, plans_memory=True)
+    can: ClassVar[Capabilities] = Capabilities(computes_fp8=True, plans_memory=True, forks=True)
 
     strategy: Literal["fsdp"] = "fsdp"
     """The training engine."""

@@ -11,15 +11,15 @@ import os
 import sys
 import threading
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.worker.runtime.imports import without_collections
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-STRATEGIES = ("fsdp",)
-"""Whose libraries are torch's own. Those of the others read the number of their process while they are imported."""
+# Of trainings: those of other tasks' processes differ from rank to rank, or need no torch.
 _MODULES = ("sm_llm.worker.main", "sm_llm.worker.tasks.train")
 _FORKED = ("--start-method=fork", "--run-path")
 # CUDA_ERROR_NOT_INITIALIZED of cuda.h.
@@ -36,13 +36,29 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _load() -> bool:
+    """Import what every process of the job imports; False where they must do it themselves."""
     try:
+        if not _may_share(os.environ):
+            return False
         for name in _MODULES:
             import_module(name)
     except ImportError:
         # The entrypoint installs what the image lacks, or reports what cannot be imported.
         return False
     return True
+
+
+def _may_share(environ: Mapping[str, str]) -> bool:
+    """Whether the job is a training whose strategy takes it. Raises ``ImportError``."""
+    from sm_llm.contract.job_file import JOB_ENVIRONMENT, JobFile
+    from sm_llm.errors import SmLlmError
+    from sm_llm.spec.tasks import TrainTask
+
+    try:
+        task = JobFile.read(Path(environ[JOB_ENVIRONMENT])).spec.task
+    except (KeyError, OSError, SmLlmError):  # the processes report it
+        return False
+    return isinstance(task, TrainTask) and task.parallelism.can.forks
 
 
 def can_fork(find_library: Callable[..., Any] = ctypes.CDLL) -> bool:

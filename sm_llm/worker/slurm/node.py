@@ -103,8 +103,9 @@ class Node:
     def command(self) -> list[str]:
         """What runs the processes of this node. Restarts are Slurm's business, so torchrun's stay 0."""
         rendezvous, port = self.rendezvous
+        is_training = self.job["spec"]["task"]["kind"] == "train"
         return [
-            sys.executable, "-P", "-m", self._torchrun(),
+            sys.executable, "-P", "-m", forking_torchrun.__name__ if is_training else "torch.distributed.run",
             f"--nnodes={len(self.names)}", f"--nproc-per-node={self.processes}", f"--node-rank={self.index}",
             "--rdzv-backend=static", f"--rdzv-id={rendezvous}",
             f"--master-addr={self.names[0]}", f"--master-port={port}",
@@ -112,12 +113,6 @@ class Node:
             *(["--tee=3"] if self.processes > 1 else []),  # one process prints into the node's log itself
             str(Path(__file__).parents[3] / self.entry),
         ]  # fmt: skip
-
-    def _torchrun(self) -> str:
-        task = self.job["spec"]["task"]
-        strategy = task.get("parallelism", {}).get("strategy")
-        can_fork = task["kind"] == "train" and strategy in forking_torchrun.STRATEGIES
-        return forking_torchrun.__name__ if can_fork else "torch.distributed.run"
 
     def variables(self) -> dict[str, str]:
         """The environment of torchrun."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from worker_jobs import job_environment, job_file, train_task
 
 from sm_llm.worker.node_setup import forking_torchrun
 from sm_llm.worker.node_setup.forking_torchrun import can_fork
@@ -22,11 +23,12 @@ raise SystemExit(int(os.environ["CODE"]) if os.environ["RANK"] == "1" else 0)
 """
 
 
-def started(folder: Path, code: int, **variables: str) -> subprocess.CompletedProcess[str]:
+def started(folder: Path, code: int, strategy: str = "fsdp", **variables: str) -> subprocess.CompletedProcess[str]:
     """Two processes of ``ENTRY`` on one node."""
     (folder / "entry.py").write_text(ENTRY)
     argv = [sys.executable, "-P", "-m", forking_torchrun.__name__, "--nproc-per-node=2", "--standalone", "--tee=3"]
-    environ = {**os.environ, "CODE": str(code), "PYTHONPATH": str(ROOT), **variables}
+    job = job_file(train_task(parallelism={"strategy": strategy}), folder / "run", 2)
+    environ = {**os.environ, **job_environment(job), "CODE": str(code), "PYTHONPATH": str(ROOT), **variables}
     return subprocess.run(
         [*argv, f"--log-dir={folder}", str(folder / "entry.py"), "argument"],
         env=environ, cwd=folder, capture_output=True, text=True, timeout=300, check=False,
@@ -40,6 +42,11 @@ def test_processes_begin_with_torch_loaded_and_their_end_is_torchruns(tmp_path: 
     lines = sorted(it.partition(":")[2] for it in done.stdout.splitlines() if "argument" in it)
     assert lines == [f"{rank} True True ['argument']" for rank in range(2)], done.stdout + done.stderr
     assert done.returncode == (0 if code == 0 else 1), done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_libraries_that_need_a_process_of_their_own_have_it(tmp_path: Path) -> None:
+    assert started(tmp_path, 0, "smp").stdout.count("True False ['argument']") == 2
 
 
 @pytest.mark.timeout(300)
