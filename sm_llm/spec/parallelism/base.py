@@ -134,7 +134,7 @@ class Capabilities:
     needs_kernels: bool = False
     """Training calls the image's compiled kernels: a job fails at its start where they cannot be loaded."""
     forks: bool = False
-    """Processes may be forked from one that has imported torch and our code: no import depends on which of them it is."""
+    """Processes may be forked from one that has imported torch and our code: every process imports the same."""
 
 
 @dataclass(frozen=True)
