@@ -102,7 +102,23 @@ class Device(Protocol):
         """What torch's profiler records here."""
 
 
-class CpuDevice:
+class HostGenerator:
+    """A device on which nothing is drawn, for ``Device``: torch's generator of the host is all there is."""
+
+    def seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def random_state(self) -> None:
+        """None: the device has no generator."""
+
+    def restore_random(self, state: torch.Tensor) -> None:
+        raise AssertionError("the device has no generator of its own")
+
+    def profiled(self) -> list[ProfilerActivity]:
+        return [ProfilerActivity.CPU]
+
+
+class CpuDevice(HostGenerator):
     """The CPU (``Device``). It computes at once, so nothing is read late."""
 
     lag_steps = 0
@@ -152,18 +168,6 @@ class CpuDevice:
 
     def peak_memory(self) -> None:
         """None: the host's memory is reported apart."""
-
-    def seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def random_state(self) -> None:
-        """None: torch's generator of the host is the device's."""
-
-    def restore_random(self, state: torch.Tensor) -> None:
-        raise AssertionError("a CPU has no generator of its own")
-
-    def profiled(self) -> list[ProfilerActivity]:
-        return [ProfilerActivity.CPU]
 
 
 class CudaDevice:

@@ -6,9 +6,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
-from torch.profiler import ProfilerActivity
 
-from sm_llm.worker.device import LAG_STEPS
+from sm_llm.worker.device import LAG_STEPS, HostGenerator
 from sm_llm.worker.strategies.nxd import library
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 _NAMES = {"trn1": "Trainium", "trn2": "Trainium2"}
 
 
-class NeuronDevice:
+class NeuronDevice(HostGenerator):
     """The NeuronCore of this process (``Device``).
 
     XLA records operations and compiles them as a graph, which is compiled again when a shape or a constant in it
@@ -86,18 +85,6 @@ class NeuronDevice:
 
     def peak_memory(self) -> None:
         """None: the runtime reports none to a program."""
-
-    def seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def random_state(self) -> None:
-        """None: nothing is drawn on the device."""
-
-    def restore_random(self, state: torch.Tensor) -> None:
-        raise AssertionError("nothing is drawn on the device")
-
-    def profiled(self) -> list[ProfilerActivity]:
-        return [ProfilerActivity.CPU]
 
 
 def neuron_core(process: ProcessInfo) -> NeuronDevice:
