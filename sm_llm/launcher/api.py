@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sm_llm.runs.run_paths import generate_run_id, storage_root
@@ -13,7 +12,6 @@ from sm_llm.terminal import echo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sm_llm.errors import Issue
     from sm_llm.launcher.backend import Submission
     from sm_llm.launcher.planner import Source
     from sm_llm.launcher.planning.plan import Plan
@@ -76,6 +74,7 @@ def launch(
     if dry_run:
         return preview(source, *overrides, **fields)[1]
     from sm_llm.errors import PlanError
+    from sm_llm.launcher.job_inputs import relative_inputs
     from sm_llm.launcher.lifecycle import begin, proceed, startable  # a dry run needs nothing of what starts runs
     from sm_llm.launcher.planner import load_whole
     from sm_llm.launcher.run import Run
@@ -89,7 +88,7 @@ def launch(
         plans = startable(loaded)
     except PlanError as error:
         # A run that was launched from another folder has its relative inputs there.
-        if new or not all(map(_is_relative, error.issues)):
+        if new or not {it.path for it in error.issues} <= relative_inputs(loaded.spec):
             raise
         refusal = error
     # The search reads many records of one store: they share a client.
@@ -109,17 +108,6 @@ def launch(
             run.watch()
         run.wait()
     return run
-
-
-def _is_relative(issue: Issue) -> bool:
-    """Whether an issue is of a folder or file that is relative to the working directory."""
-    from sm_llm.launcher.planning.local_paths import local_folder
-
-    return (
-        isinstance(issue.value, str)
-        and local_folder(issue.value) is not None
-        and not Path(issue.value).expanduser().is_absolute()
-    )
 
 
 def _in_notebook() -> bool:

@@ -52,6 +52,19 @@ def absolute_inputs(job: JobSpec, base: Path | None = None) -> tuple[JobSpec, di
     return job.model_copy(update=update), channels
 
 
+def relative_inputs(spec: JobSpec | WorkflowSpec) -> set[str]:
+    """Dotted paths of the inputs that are relative to the working directory, there or not."""
+    jobs = {"": spec} if isinstance(spec, JobSpec) else {f"steps.{it}.": workflow_job(spec, it) for it in spec.steps}
+    return {
+        f"{prefix}{dotted}"
+        for prefix, job in jobs.items()
+        for dotted, value in {**{f"inputs.{name}": it for name, it in job.inputs.items()}, **sources(job)}.items()
+        if isinstance(value, str)
+        and local_folder(value) is not None
+        and not ("://" in value or Path(value).expanduser().is_absolute())
+    }
+
+
 def output_folders(job: JobSpec, base: Path | None = None) -> dict[str, Path]:
     """Dotted path -> folder, beside the storage, that the task writes to on this machine, there or not.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.contract.job_file import JobFile
-from sm_llm.errors import CheckpointError, RunFailed, RunNotFound, SmLlmError, SubmitError
+from sm_llm.errors import CheckpointError, PlanError, RunFailed, RunNotFound, SmLlmError, SubmitError
 from sm_llm.launcher.find_runs import attach, ls
 from sm_llm.launcher.lifecycle import differences
 from sm_llm.launcher.tools.shell import shell_command
@@ -173,6 +173,29 @@ def rows(folder: Path) -> dict[str, Any]:
     (folder / "texts").mkdir(parents=True)
     (folder / "texts" / "a.txt").write_text("words " * 50)
     return {"task": {"kind": "prepare", "sources": ["texts"], "seq_length": 16}}
+
+
+def test_a_launch_from_another_folder_continues_a_run_whose_inputs_are_relative(
+    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    there.mkdir()
+    changes = rows(here)
+    monkeypatch.chdir(here)
+    fakes.use("raise OSError('no space left')")
+    run = fakes.launch(**changes)
+    with pytest.raises(RunFailed, match="no space left"):
+        run.wait()
+    monkeypatch.chdir(there)
+    fakes.use("put(None)")
+    again = fakes.launch(**changes)
+    assert (again.uri, again.continued_attempt) == (run.uri, 2)
+    assert again.wait() is RunState.COMPLETED
+    # A run that none continues is planned here, where the folder is not.
+    with pytest.raises(PlanError, match=r"task\.sources\.0.*is not there"):
+        fakes.launch(**changes, new=True)
+    with pytest.raises(PlanError, match=r"task\.sources\.0.*is not there"):
+        fakes.launch(**changes, name="another")
 
 
 def test_a_rerun_from_the_record_has_the_same_digest_and_reads_the_same_folders(

@@ -66,9 +66,12 @@ def test_every_way_to_start_it_refuses(job: tuple[dict[str, Any], str], monkeypa
     monkeypatch.setattr(estimators, "watch_tuners", lambda: None)
     monkeypatch.setattr(estimators, "watch_pipelines", lambda: None)
     monkeypatch.setattr(estimators, "pytorch", lambda: object)
+    # Nobody answers there, so whoever asks the storage first reports that.
+    far = {**spec, "storage_options": {"endpoint_url": "http://127.0.0.1:9"}}
     ways = {
         "launch": lambda: launch(spec, new=True),
-        "launch of a workflow": lambda: launch(as_workflow(spec), new=True),
+        "launch that may continue a run": lambda: launch(far),
+        "launch of a workflow": lambda: launch(as_workflow(far)),
         "pipelines": lambda: definition(as_workflow(spec)),
         "estimator": lambda: estimators.estimator(spec),
     }
