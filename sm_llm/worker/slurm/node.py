@@ -157,7 +157,7 @@ class Node:
     def await_fitness(self) -> None:
         """Wait until every node has noted whether it is fit: the end of one ends them all."""
         deadline = time.monotonic() + _FITNESS_SECONDS
-        pending = set(range(len(self.names)))
+        pending = set(range(len(self.names))) - {self.index}  # its own may not be there: the folder can be the fault
         while pending and time.monotonic() < deadline:
             pending = {
                 it for it in pending if not any(self._fitness_file(it, kind).exists() for kind in ("fit", "unfit"))
@@ -188,8 +188,10 @@ def _activation(environ: Mapping[str, str]) -> dict[str, str]:
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Run this node's processes; returns torchrun's exit code, 0 after a stop in order, ``BAD_NODE`` if it is unfit."""
     node = Node(environ, int(arguments[0]), arguments[1])
-    # First, so that whatever fails from here on is in the log that the launcher reads.
-    _log_to(node.folder / f"node-{node.index}.log")
+    # First, so that whatever fails from here on is in the log that the launcher reads. Where that cannot be written,
+    # the checks below find the same, and what they print goes through srun into the job's own log.
+    with suppress(OSError):
+        _log_to(node.folder / f"node-{node.index}.log")
     rendezvous, port = node.rendezvous
     _log(
         f"--- job {environ['SLURM_JOB_ID']}, restart {node.restart}: node {node.index} of {len(node.names)} is "

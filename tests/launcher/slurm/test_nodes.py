@@ -178,6 +178,19 @@ def test_SL28_every_verb_takes_the_same_options() -> None:
         assert {"overrides", "fields"} <= set(inspect.signature(verb).parameters)
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_folder_of_the_nodes_own_at_the_path_of_the_shared_one_is_noticed(is_shared: bool, tmp_path: Path) -> None:
+    """Only what the login node wrote proves that a folder is the same one."""
+    (tmp_path / "srun").write_text('#!/bin/bash\nexec "$@"\n')
+    (tmp_path / "srun").chmod(0o700)
+    if is_shared:
+        (tmp_path / "job.sh").touch()  # of ``run_job``, whose job works in its folder
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURMD_NODENAME": "n1"}
+    argv = ["bash", "-c", doctor.NODES, "check", str(tmp_path), str(tmp_path), "", "", "/opt/x"]
+    done = subprocess.run(argv, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert f"node n1 shared={'yes' if is_shared else 'no'} scratch=yes" in done.stdout
+
+
 @pytest.mark.parametrize("starts", [True, False])
 def test_nodes_that_were_not_checked_are_named_with_the_reason(
     starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -181,3 +181,15 @@ def test_an_unfit_node_is_named(tmp_path: Path) -> None:
     assert text == "node n9 is unfit: 0 neuron devices are visible, and 16 are expected"
     assert (tmp_path / "unfit-0-1").read_text() == "n9\n"
     assert not (tmp_path / "fit-0-1").exists()
+
+
+def test_a_node_that_cannot_write_its_log_is_checked_all_the_same(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A shared folder that one node cannot write: its reason goes to the job's own log."""
+    (tmp_path / "node-1.log").mkdir()
+    (tmp_path / "fit-0-0").touch()
+    (tmp_path / "fit-0-2").touch()
+    environ = {**job(tmp_path), "SM_LLM_SLURM_DEVICES": "neuron:16"}
+    assert run(tmp_path, "raise SystemExit('started')", environ).wait(60) == BAD_NODE
+    assert "sm_llm: node n9 is unfit: 0 neuron devices are visible" in capfd.readouterr().out

@@ -28,10 +28,11 @@ _IN_ECR = re.compile(r"[0-9]{12}\.dkr\.ecr\.")
 
 NODES = """
 # Arguments: shared folder, scratch folder, python of the virtual environment or nothing, image or nothing, and where a
-# container sees the shared folder.
+# container sees the shared folder. job.sh was written into the job's own folder below the shared one: a node that has
+# a disk of its own at that path does not have it.
 # shellcheck disable=SC2016  # the step's own bash expands these
 srun bash -c '
-  shared=no; [ -d "$1" ] && [ -w "$1" ] && shared=yes
+  shared=no; [ -w "$1" ] && [ -e job.sh ] && shared=yes
   scratch=no; [ -d "$2" ] && [ -w "$2" ] && scratch=yes
   python=none; [ -z "$3" ] || { python=no; "$3" -c "" 2> /dev/null && python=yes; }
   enroot=no; [ -z "$(command -v enroot)" ] || enroot=yes
@@ -139,7 +140,9 @@ def _seen_by_nodes(
         return
     if unchecked := _unchecked(nodes, [it["name"] for it in found]):
         yield ClusterCheck("nodes not checked", "skipped", unchecked)
-    yield _on_nodes("shared folder", found, "shared", f"{options.shared_folder} cannot be written on")
+    yield _on_nodes(
+        "shared folder", found, "shared", f"{options.shared_folder} is another folder, or cannot be written, on"
+    )
     yield _on_nodes("scratch folder", found, "scratch", f"{options.scratch_folder} cannot be written on")
     if venv is not None:
         yield _on_nodes("virtual environment", found, "python", f"{python} does not run on")
