@@ -31,7 +31,7 @@ LIMITS = {
     "isinstance on types of strategies, backends and stores": (0, 0),
 }
 """Count -> its limit, and its target. Lower the limit in the change that makes the count fall."""
-COMMENTS_PER_100_LINES = (3.6, 4.0)
+COMMENTS_PER_100_LINES = (3.7, 4.0)
 """The share of comments: a limit that may only rise, and its target."""
 CHOSEN = {
     "FsdpSpec",

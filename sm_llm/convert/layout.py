@@ -79,6 +79,7 @@ def query_range(heads: Heads, degrees: NxdDegrees, rank: int) -> tuple[int, int]
     """
     count = heads.query // degrees.tensor
     if degrees.kv_multiplier > 1 and degrees.layout == "trn1":
+        # Ranks r, r + K, r + 2K, ... share a key/value head, and each has an equal part of its queries.
         first = (rank % heads.kv) * (heads.query // heads.kv) + (rank // heads.kv) * count
     else:
         first = rank * count
@@ -110,6 +111,7 @@ def stage_layers(layers: int, degrees: NxdDegrees) -> list[list[int]]:
     stages: list[list[int]] = [[] for _ in range(degrees.pipeline)]
     first = 0
     for part in range(parts):
+        # As NxD divides them: other bounds would put layers on ranks that do not expect them.
         count = short + (part >= parts - more)
         stages[part % degrees.pipeline] += range(first, first + count)
         first += count
@@ -152,6 +154,7 @@ def resolve(
 def fitting_degrees(config: Config) -> list[int]:
     """Tensor-parallel degrees that a model allows: T divides heads and inner width, and K x m = T or T divides K."""
     heads = heads_of(config)
+    # No degree above the number of query heads: a rank without a head has nothing to compute.
     return [it for it in range(1, min(heads.query, _MOST_RANKS) + 1) if not _remainders(config, heads, it)]
 
 

@@ -111,6 +111,7 @@ def degrees_json(degrees: NxdDegrees) -> dict[str, Any]:
 
 def digest_of(tensors: Mapping[str, Mapping[str, Any]]) -> str:
     """One digest of a model: SHA-256 over name, format, shape and checksum of every tensor, sorted by name."""
+    # Of the tensors and not of the files: the same model cut for other degrees has the same digest.
     lines = [f"{name} {it['dtype']} {list(it['shape'])} {it['crc64']}" for name, it in sorted(tensors.items())]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -145,6 +146,7 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    # json raises RecursionError for text that is nested too deep, which is not a ValueError.
     except (OSError, RecursionError) as error:
         raise ValueError(str(error)) from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT or content.get("version") != _VERSION:

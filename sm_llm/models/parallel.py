@@ -130,6 +130,7 @@ def nxd_issues(config: Config, *, tensor: int, pipeline: int, virtual: int, mult
             )
         )
     issues += _layer_issues(config, pipeline)
+    # NxD computes the channels of a head itself: other ones do not fit its layers.
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     if config.get("head_dim") not in (None, hidden // heads):
         problem = (

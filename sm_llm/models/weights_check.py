@@ -150,6 +150,7 @@ def _unused(
 
 def _shapes(tensors: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]) -> Iterator[Issue]:
     wrong = [name for name, tensor in tensors.items() if name in stored and stored[name].shape != tensor.shape]
+    # A wrong config makes nearly every shape wrong.
     for name in wrong[:_SHOWN]:
         more = f" (and {len(wrong) - _SHOWN} more)" if len(wrong) > _SHOWN and name == wrong[_SHOWN - 1] else ""
         problem = f"{stored[name].file}: {name} has shape {list(stored[name].shape)}, the config makes it "
@@ -170,6 +171,7 @@ def _formats(tensors: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]) 
 def _depth(tensors: Iterable[str], stored: Iterable[str]) -> str:
     """Where the number of layers differs, that is the cause to name."""
     wanted, found = _layers(tensors), _layers(stored)
+    # Thousands of missing names would not show it.
     return "" if wanted == found else f" (the config has {wanted} layers, the weights have {found})"
 
 

@@ -149,7 +149,7 @@ def remember_launch(run_store: RunStore, record: RunRecord) -> None:
 
 
 def run_stores_below(storage: str | Path, prefix: str = "", options: S3Options | None = None) -> list[RunStore]:
-    """The homes of everything right below a storage root that has a name beginning with ``prefix``, run or not."""
+    """The stores of everything right below a storage root that has a name beginning with ``prefix``, run or not."""
     location = parse(storage)
     if location.path is not None:
         paths = location.path.glob(f"{prefix}*/{RUN_RECORD}")

@@ -85,6 +85,7 @@ class RunReader(ABC):
     def job(self) -> Self:
         """The run whose metrics and result stand for this one: itself, or a workflow's newest step."""
         steps = list(self.steps.values())
+        # Metrics are those of a training: a convert or register step behind it reports none.
         training = [step for step in steps if step.kind == "train"]
         return (training or steps or [self])[-1]
 
@@ -132,6 +133,7 @@ class RunReader(ABC):
         ``sync``, sources of other jobs and ``TrainingInput`` of the SDK take it, also in S3. A folder without links
         has ``result`` in its place. None before the result is published.
         """
+        # S3 has no links: a worker resolves this address to the save that was committed.
         if self.run_store.is_remote and self.kind != "workflow":
             return None if self.result is None else f"{self.uri}/{RESULT_LINK}"
         link = self.root / RESULT_LINK

@@ -237,6 +237,7 @@ def run_store_at(uri: str | Path, options: S3Options | Mapping[str, Any] | None 
     from sm_llm.runs.s3_run_store import S3RunStore
     from sm_llm.storage.s3.s3_options import S3Options
 
+    # At the root of a bucket the files of several runs would mix.
     if not location.prefix:
         raise StorageError(f"{uri}: a run has a folder of its own in a bucket. Write s3://bucket/folder/run-id")
     return S3RunStore.at(location, S3Options.of(options))

@@ -88,6 +88,7 @@ class FolderStore:
         with self._reported("write", key):
             sent = _in_its_folder(target, lambda: _copy(source, target))
             fsync_path(target.parent)
+            # From the device: the page cache would return what was sent, whatever has reached the disk.
             stored = StoredObject(key, target.stat().st_size, crc64_file(target, from_disk=True))
         if stored.crc64nvme != sent:
             raise StorageError(f"{self.uri}: {key!r} reads back other bytes than were written ({sent})")
@@ -130,6 +131,7 @@ class FolderStore:
 
     def first(self, count: int) -> tuple[Sequence[StoredObject], bool]:
         with self._reported("list", ""):
+            # One more than asked for shows whether these are all, without a walk through the rest.
             found = list(islice(self._below(""), count + 1))
         return found[:count], len(found) <= count
 

@@ -32,6 +32,7 @@ def _start_chosen(event: Mapping[str, Any]) -> str:
 
 def _validation(event: Mapping[str, Any]) -> str:
     perplexity = event["perplexity"]
+    # exp of a large loss is infinite.
     shown = f"{perplexity:,.1f}" if perplexity is not None and math.isfinite(perplexity) else "inf"
     return f"step {event['step']}: validation loss {event['validation_loss']:.4f}, perplexity {shown}"
 
@@ -98,6 +99,7 @@ _PARTS = {
 
 def _recovered(event: Mapping[str, Any]) -> str:
     known = {name: event[field] for name, field in _PARTS.items() if event[field] is not None}
+    # Without a time of failure the parts before the new start are one.
     if "detection" not in known:
         known = {"down": event["down_seconds"], **known}
     parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in known.items())

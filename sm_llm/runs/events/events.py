@@ -285,6 +285,7 @@ def encode(event: Event, *, attempt: int, at: float) -> str:
     for name, value in asdict(event).items():
         if isinstance(value, float) and (name in EXACT or not math.isfinite(value)):
             record[f"{name}_hex"] = float(value).hex()
+        # Kind, time and attempt of the line itself come first, whatever a field is called.
         record.setdefault(name, _finite(value))
     return json.dumps(record, allow_nan=False)
 

@@ -90,6 +90,7 @@ class Counter:
 
 def stored(store: S3Objects, copy: Copy) -> StoredObject:
     """What the store holds now under a copy's key; an object without CRC64NVME is read to know it."""
+    # Asked anew: what counts is what the store holds, not what an engine reports to have sent.
     found = store.require(copy.key)
     checksum = found.crc64nvme or store.checksum(copy.key)
     return StoredObject(copy.key, found.size, checksum, found.modified, found.tag)

@@ -176,6 +176,7 @@ def _writing(store: S3Objects) -> list[str]:
 
 def _endpoint(store: S3Objects) -> list[str]:
     endpoint = store.client.meta.endpoint_url
+    # s5cmd finds AWS's endpoints by the region itself.
     return [] if endpoint.endswith(".amazonaws.com") else ["--endpoint-url", endpoint]
 
 

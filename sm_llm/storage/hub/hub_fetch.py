@@ -126,6 +126,7 @@ def select(snapshot: HubSnapshot, selection: Selection) -> tuple[list[HubFile], 
         what = f"no file or folder {path!r}" if path else "no file"
         raise StorageError(f"{snapshot.address.uri}: commit {snapshot.commit} holds {what}")
     kept, left_out = selection.apply([StoredObject(it.path, it.size) for it in inside])
+    # A selection sees names and sizes alone; the entries of the hub have the checksums to compare with.
     names = {it.key for it in kept}
     return [it for it in inside if it.path in names], left_out
 
@@ -140,6 +141,7 @@ def bring_files(
     """Bring what ``sink`` lacks, several files at a time; the first error is raised."""
     there = each(WORKERS, sink.has, files)
     missing = [file for file, is_there in zip(files, there, strict=True) if not is_there]
+    # Before the first byte: weights of hundreds of GB take hours until a full disk ends them.
     sink.require_space(missing)
     meter = SyncProgress(sum(it.size for it in missing), progress)
     each(WORKERS, lambda file: sink.bring(snapshot, file, meter), missing)
@@ -160,6 +162,7 @@ class FolderTarget:
 
     def require_space(self, files: Sequence[HubFile]) -> None:
         parts = [self._part(file) for file in files]
+        # What earlier calls have left is continued, so only the rest needs space.
         held = sum(part.stat().st_size for part in parts if part.is_file())
         require_space(self.folder, sum(file.size for file in files) - held)
 
@@ -184,6 +187,7 @@ class StoreTarget:
     def has(self, file: HubFile) -> bool:
         entry = self.ledger.noted(file)
         found = None if entry is None else self.store.head(self.prefix + file.path)
+        # A note alone proves nothing: whoever owns the bucket may have deleted or replaced the object.
         if entry is None or found is None or found.size != entry.size:
             return False
         return (found.crc64nvme or self.store.checksum(found.key)) == entry.crc64nvme

@@ -109,6 +109,7 @@ class CommitManifest(_Manifest):
     @property
     def digest(self) -> str:
         """CRC64NVME over names, sizes and checksums: equal for equal contents, whoever published them."""
+        # Sorted: nodes bring their parts in any order.
         listed = sorted((entry.path, entry.size, entry.crc64nvme) for entry in self.files)
         return crc64_bytes(json.dumps(listed).encode())
 
@@ -122,6 +123,7 @@ def encode(manifest: PartManifest | CommitManifest) -> bytes:
     Raises ``ValueError`` or ``TypeError`` if ``meta`` is not a JSON value (NaN and infinity are not).
     """
     record = manifest.model_dump(mode="python")
+    # A store may return half of an object, or one that was changed by hand; both must read as damage.
     record[_SELF] = _checksum(record)
     return (json.dumps(record, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
@@ -130,6 +132,7 @@ def decode(body: bytes, kind: type[_AnyManifest]) -> _AnyManifest:
     """Read a stored manifest. Raises ``ValueError`` with a one-line reason for anything that cannot be trusted."""
     try:
         return _decode(body, kind)
+    # Bytes of a store are not trusted: json raises this for a list that is nested a thousand times.
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 

@@ -81,6 +81,7 @@ def upload_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Itera
 
 def _numbers(what: str) -> Iterator[int]:
     """The pages that may still be asked for. Raises ``AnswerError`` when there are too many, or they take too long."""
+    # Two bounds: a broken store may invent pages without end, and a slow one may outlast the job that lists.
     end = time.monotonic() + MOST_SECONDS
     for number in range(MOST_PAGES):
         if time.monotonic() > end:
@@ -98,6 +99,7 @@ def whole(
     fault = ""
     for attempt in range(TRIES):
         if attempt:
+            # Nodes of a job list at the same moment: random pauses keep their tries apart.
             time.sleep(random.uniform(0.5, 1) * _FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
         try:
             answer = ask()

@@ -78,6 +78,7 @@ def sync(
         store_files(open_store(there.uri, options), folder, items, settings)
     else:
         store, items = _items(here, options)
+        # A folder that exists is meant as one, whatever it is called.
         if not there.path.is_dir():
             _assert_folder_meant(store.uri != here.uri, items, destination)
         fetch_files(store, items, there.path, settings)
@@ -97,6 +98,7 @@ def _transfer(
         raise StorageRefused(f"engine: there is no {engine!r}. Known: {', '.join(ENGINES)}")
     if max_bandwidth is not None and max_bandwidth < 1:
         raise StorageRefused(f"max_bandwidth: must be at least 1 byte per second (got {max_bandwidth})")
+    # Engines move bytes between a disk and S3; between two folders there is nothing to choose.
     if here.path is not None and there.path is not None:
         return CopyTransfer()
     from sm_llm.storage.engines.auto import EngineTransfer
@@ -106,6 +108,7 @@ def _transfer(
 
 def _locate(address: str | Path, what: str) -> Location:
     location = parse(address)
+    # A file may have such characters in its name: only what does not exist is taken for a pattern.
     exists = location.path is not None and location.path.exists()
     if any(character in str(address) for character in _WILDCARDS) and not exists:
         pattern = str(address).rpartition("/")[2]

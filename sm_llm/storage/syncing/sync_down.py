@@ -112,6 +112,7 @@ def _fetch_once(
         item = items_by_key[copy.key]
         # A HEAD only where neither the transfer nor an earlier sync brought a checksum.
         known = item if reported or copy.crc64nvme else _known(store, item)
+        # The best that is known: the transfer's own, that of an earlier sync, the store's, and else the MD5 of an ETag.
         checksum, final = reported or copy.crc64nvme or known.crc64nvme or "", target / item.key
         if not checksum and known.md5 and not _has_md5(copy.path, known.md5):
             copy.path.unlink()

@@ -60,6 +60,7 @@ def open_cache(
     sdk = installed_sdk() or "unknown"
     cache = CompileCache(context, location, part_of(context.job.spec, training, config, sdk, environ))
     cache.restore()
+    # Neuron reads the variable with the first graph that it compiles; a change after that has no effect.
     environ[CACHE_URL] = str(cache.folder)
     return cache
 
@@ -109,6 +110,7 @@ class CompileCache:
         found = len(self._compiled())
         already = "is compiled already" if found == 1 else "are compiled already"
         self._context.notice(f"compile cache {self.uri}: {counted(found, 'graph')} {already}")
+        # Once: the name of a part is a digest of this text, so all its jobs would write the same.
         shared.put_if_absent(DESCRIPTION, self._part.to_json().encode())
         if found or not (others := self._differences()):
             return
@@ -138,6 +140,7 @@ class CompileCache:
         nodes = [it for it in found if it is not None]
         held, new, failed = (sum(it[index] for it in nodes) for index in range(3))
         used = held + new + failed
+        # A job that was stopped before its first step used no graph, and has no hit rate.
         rate = held / used if used else None
         self._context.emit(GraphsCompiled(self.uri, held, new, failed, rate, nodes))
         if rate is None:

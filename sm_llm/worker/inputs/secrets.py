@@ -95,6 +95,7 @@ def _from_file(path: Path) -> str:
         return path.read_text(encoding="utf-8").rstrip("\r\n")
     except OSError as error:
         raise _UnavailableError(f"cannot be read where the worker runs: {path}: {error.strerror}") from None
+    # Without its cause, in a traceback as well: this error holds the bytes, which are the secret.
     except UnicodeDecodeError:
         raise _UnavailableError("is not text") from None
 
@@ -147,4 +148,5 @@ class _Discreet:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
+        # Libraries ask a stream for its encoding, its descriptor and whether it is a terminal.
         return getattr(self._stream, name)

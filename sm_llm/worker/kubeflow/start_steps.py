@@ -55,6 +55,7 @@ class Api:
             with self._opener.open(request, timeout=60) as answer:
                 return answer.status, json.loads(answer.read())
         except urllib.error.HTTPError as error:
+            # Overloaded, or being replaced: a managed control plane restarts while workflows run.
             if error.code in _NO_ANSWER:
                 raise ApiSilent(str(error)) from None
             try:
@@ -105,6 +106,7 @@ class StepJob:
     def read_state(self, api: Api) -> str:
         """The state of the job, which was started."""
         status, found = api.ask("GET", f"{self._path}/{self._job}")
+        # Deleted by hand or by a stop: nothing will finish it, and those behind it never begin.
         if status == 404:
             return ENDED
         if status >= 300:
@@ -136,6 +138,7 @@ def advance(steps: list[StepJob], api: Api) -> None:
         before = [states[it] for it in step.after]
         if step.state == RUNNING:
             step.state = step.read_state(api)
+        # What it would read is never written.
         elif step.state == WAITING and ENDED in before:
             step.state = ENDED
         elif step.state == WAITING and all(it == DONE for it in before):

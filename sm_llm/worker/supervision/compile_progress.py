@@ -64,6 +64,7 @@ class CompileProgress:
     def _list(self, now: float) -> None:
         self._polled_at = now
         known = graphs(open_store(self._folder))
+        # A graph that failed is a change, too: the compiler is alive and takes the next one.
         if (states := {it.graph: _state(it) for it in known}) != self._states:
             self._states, self._changed_at = states, now
             self._note()
@@ -76,6 +77,7 @@ class CompileProgress:
         self._reported_at = now
         nodes = [self._of(node) for node in range(self._context.process.node_count)]
         done, total = (sum(it[index] for it in nodes) for index in (0, 1))
+        # A node without any graph has not extracted its first one: it is behind all others.
         behind = [f"node {node}: {it[0]} of {it[1]}" for node, it in enumerate(nodes) if it[0] < it[1] or not it[1]]
         detail = "; ".join(behind[:_SHOWN]) + (f" and {len(behind) - _SHOWN} more" if len(behind) > _SHOWN else "")
         quiet = f", nothing new on node 0 for {(now - self._changed_at) / 60:.0f} min"
@@ -85,6 +87,7 @@ class CompileProgress:
     def _note(self) -> None:
         if self._context.kv_store is not None:
             done = sum(state == "compiled" for state in self._states.values())
+            # Counts alone: the first node reads every node's note with each report.
             self._context.kv_store.put(f"{_NOTE}{self._context.process.node}", json.dumps([done, len(self._states)]))
 
     def _of(self, node: int) -> tuple[int, int]:

@@ -28,6 +28,7 @@ def poisoned(loss: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
     So the norm of the gradient, which all processes share, also shows a loss on one of them. (An infinite loss can
     have finite gradients.)
     """
+    # 0 times infinity or NaN is NaN; anything else leaves the factor. No branch, so the host does not wait.
     return (loss.detach() * 0 + factor).to(loss.dtype)
 
 

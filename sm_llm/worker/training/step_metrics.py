@@ -175,4 +175,5 @@ def _host_memory() -> int:
         # VmHWM: the peak of this program alone, see proc_pid_status(5).
         if match := _PEAK.search(Path("/proc/self/status").read_text(encoding="utf-8")):
             return int(match[1]) * 1024
+    # Not Linux: the peak then includes that of the process that started this one.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

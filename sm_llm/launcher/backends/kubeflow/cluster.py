@@ -396,7 +396,7 @@ def cluster(context: str | None) -> KubernetesCluster:
         # A kubeconfig without a current context has the one that is named all the same.
         return KubernetesCluster(context, partial(_connect, context))
     except Exception as error:
-        # The client reads the file without a look at its form: this is whatever its parser raises.
+        # The client does not check the form of the file: this is whatever its parser raises.
         words = " ".join(str(error).split())
         raise SubmitError(f"backend.context: the kubeconfig cannot be read: {words}. Make one: {_UPDATE}") from error
     # Checked here, because the client's own error does not list what there is.

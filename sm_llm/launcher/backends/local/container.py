@@ -65,6 +65,7 @@ def _write_configuration(container: ContainerPaths, job: JobFile, node: int) -> 
     _write_json(container.resource_config, resource_config(hosts, node))
     channel = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
     _write_json(container.input_data_config, dict.fromkeys(job.channels, channel))
+    # The toolkit reads the file in any case; what a job is stands in job.json.
     _write_json(container.hyperparameters, {})
 
 

@@ -34,6 +34,7 @@ def reserved_port() -> Iterator[int]:
     the port, but no bind to port 0 of another run can be handed the same one.
     """
     with socket.socket() as holder:
+        # Both sides need it: Linux lets two sockets share a port only if each has set it, and none listens yet.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
         yield int(holder.getsockname()[1])
@@ -128,9 +129,11 @@ def wait_for_all(
     failed_unasked = False
     reported = False
     while True:
+        # Polled, and not waited for: a wait for one node would not notice that another has failed.
         codes = [node.poll() for node in nodes]
         if first_failed is None:
             first_failed = next((index for index, code in enumerate(codes) if code), None)
+            # Read once, when it is first seen to fail: a stop that comes later did not cause it.
             failed_unasked = first_failed is not None and not interrupts.count
         if None not in codes:
             return Ended(tuple(code or 0 for code in codes), first_failed, failed_unasked)
@@ -141,6 +144,7 @@ def wait_for_all(
             passed_on, kill_at = count, kill_at or now + stop_seconds
         if failed_at is None and first_failed is not None:
             failed_at = now
+            # A failure may only shorten what a stop has left, never extend it.
             kill_at = min(kill_at or math.inf, now + grace_seconds + kill_seconds)
         if failed_at is not None and not reported and now - failed_at >= grace_seconds:
             send(nodes, signal.SIGTERM)
@@ -174,6 +178,7 @@ def kill_descendants() -> int:
     # Again until none is left: this process adopts the children of those that it kills.
     while children := _children():
         for pid in children:
+            # It may have ended since the children were listed.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
@@ -183,5 +188,6 @@ def kill_descendants() -> int:
 
 
 def _children() -> list[int]:
+    # Other systems have no such file: there the nodes alone are signalled.
     listing = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
     return [int(pid) for pid in listing.read_text().split()] if listing.exists() else []

@@ -64,7 +64,7 @@ class SlurmBackend(JobBackend):
             check_cluster(options, self.connect(options.ssh_host))
 
     def submit(self, submission: Submission) -> str:
-        """Write the files and submit the job; the native id is ``PLACE/JOB``."""
+        """Write the files and submit the job; the native id is ``HOST/JOB``."""
         from sm_llm.launcher.backends.slurm.submit import announce, submit
 
         options = SlurmOptions.of(submission.job.spec)
@@ -74,7 +74,7 @@ class SlurmBackend(JobBackend):
         return native_id(options.ssh_host, job_id)
 
     def submit_workflow(self, run_store: RunStore, attempt: int) -> str:
-        """Submit all steps, each behind those that it reads from; the native id is ``PLACE/JOB,JOB``."""
+        """Submit all steps, each behind those that it reads from; the native id is ``HOST/JOB,JOB``."""
         from sm_llm.launcher.backends.slurm.workflows import start
 
         del attempt  # each step has attempts of its own

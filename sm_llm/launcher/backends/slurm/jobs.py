@@ -34,7 +34,7 @@ SUBMIT_SECONDS = 600.0
 
 
 def split_native(native_id: str) -> tuple[str, str]:
-    """``PLACE/JOB`` -> the place and the job's id. Raises ``SubmitError`` for anything else."""
+    """``HOST/JOB`` -> the host and the job's id. Raises ``SubmitError`` for anything else."""
     location, slash, job_id = native_id.rpartition("/")
     if SEPARATOR in job_id:
         raise SubmitError(f"{native_id} are the jobs of a workflow. Name the run of one of its steps")

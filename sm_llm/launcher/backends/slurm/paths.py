@@ -42,5 +42,5 @@ SEPARATOR = ","
 
 
 def native_id(ssh_host: str | None, job_id: str) -> str:
-    """``PLACE/JOB``: the login node as ssh takes it, and Slurm's number of the job; of a workflow, of all its jobs."""
+    """``HOST/JOB``: the login node as ssh takes it, and Slurm's number of the job; of a workflow, of all its jobs."""
     return f"{ssh_host or HERE}/{job_id}"

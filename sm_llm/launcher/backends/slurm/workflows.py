@@ -56,6 +56,7 @@ def start(run_store: RunStore, connect: Callable[[str | None], Cluster]) -> str:
     workflow = recorded_workflow(run_store, record)
     options = SlurmOptions.of(workflow)
     cluster = connect(options.ssh_host)
+    # Before any step: what the cluster refuses would otherwise be half submitted.
     check_cluster(options, cluster)
     plans = plans_without_result(run_store, record, workflow)
     jobs: dict[str, str] = {}
@@ -84,13 +85,14 @@ def _start_step(run_store: RunStore, submission: Submission, cluster: Cluster) -
     attempt = Attempt.claim(number, request=RunPaths.request_key(number))
     with claimed(run_store, attempt):
         job_id = submit(submission, cluster)
+    # sbatch has answered: until here the job could be found by the folder of its attempt alone.
     begun = attempt.model_copy(update={"native_id": native_id(SlurmOptions.of(submission.job.spec).ssh_host, job_id)})
     run_store.update(lambda held: held.with_attempt(begun))
     return job_id
 
 
 def steps_of(run_store: RunStore, record: RunRecord) -> Iterator[tuple[str, RunStore]]:
-    """The steps of the workflow in ``record`` that have been submitted, in order, with the homes of their runs."""
+    """The steps of the workflow in ``record`` that have been submitted, in order, with the stores of their runs."""
     for step in record.spec["steps"]:
         step_store = run_store.below(STEPS, step)
         if step_store.exists() and step_store.record().attempts:
@@ -106,6 +108,7 @@ def state_of(run_store: RunStore, record: RunRecord, describe: Callable[[RunStor
     found = {step: describe(step_store) for step, step_store in steps_of(run_store, record)}
     if (native := alive(found)) is not None:
         return native
+    # Either sign: the clock of the launching machine may be ahead of this one's.
     if last.is_claim and abs(time.time() - last.started) < SUBMIT_SECONDS:
         return NativeState(RunState.PENDING, "its jobs are being submitted")
     return settled(run_store, record, last, found, "its job was never submitted")

@@ -42,6 +42,7 @@ def checks(
     ``client`` makes boto3's client of SageMaker for a region.
     """
     try:
+        # This path needs no right: what fails here is the connection or the login, not a role.
         version = cluster.read("/version") or {}
     except SubmitError as error:
         yield ClusterCheck("cluster", "failed", str(error))
@@ -89,6 +90,7 @@ def _rights(options: KubeflowOptions, cluster: KubernetesCluster) -> Iterator[Cl
         yield ClusterCheck("rights", "failed", detail)
         return
     yield ClusterCheck("rights", "ok", "jobs, their files, pods and logs")
+    # The first workflow of a namespace creates the role, which later ones find: only then the right is needed.
     ready = cluster.exists(f"/apis/rbac.authorization.k8s.io/v1/namespaces/{options.namespace}/roles/{names.DRIVER}")
     if not ready and not cluster.may(options.namespace, "create", "rbac.authorization.k8s.io", "roles"):
         detail = f"the role {names.DRIVER} is not there, and this user may create none: workflows cannot run"
@@ -110,6 +112,7 @@ def _operator(options: KubeflowOptions, cluster: KubernetesCluster) -> Iterator[
 
 
 def _operator_version(cluster: KubernetesCluster) -> str | None:
+    # The resource definition does not name the operator's release; the image of its deployment does.
     found = _listed(cluster, "/apis/apps/v1/deployments", {"labelSelector": "control-plane=kubeflow-training-operator"})
     for it in found or ():
         for container in it["spec"]["template"]["spec"]["containers"]:
@@ -155,6 +158,7 @@ def _selected(node: Mapping[str, Any], options: KubeflowOptions) -> bool:
 
 
 def _offers(node: Mapping[str, Any], resource: str) -> bool:
+    # Allocatable and not capacity: a device that its plugin finds unhealthy is missing from the former alone.
     return str(((node.get("status") or {}).get("allocatable") or {}).get(resource, "0")) != "0"
 
 
@@ -204,6 +208,7 @@ def _queue(options: KubeflowOptions, cluster: KubernetesCluster) -> Iterator[Clu
         yield ClusterCheck("queue", "failed", f"{options.namespace} has no local queue {options.queue}")
         return
     active = next((it for it in _conditions(found) if it.get("type") == "Active"), {})
+    # Kueue writes False where the cluster queue is missing or stopped.
     is_active = active.get("status") != "False"
     yield ClusterCheck("queue", "ok" if is_active else "failed", "" if is_active else str(active.get("message")))
     if options.priority is not None and not cluster.exists(f"{kueue}/workloadpriorityclasses/{options.priority}"):

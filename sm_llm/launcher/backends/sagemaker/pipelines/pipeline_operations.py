@@ -59,6 +59,7 @@ def definition(
             ]
         )
     found = render(spec, variables, register, cache_days)
+    # Refused here: the service would see it only after all files were uploaded.
     size = len(json.dumps(found.to_json()))
     if size > LONGEST_DEFINITION:
         raise PlanError(
@@ -101,6 +102,7 @@ def store(found: PipelineDefinition, *, connect: Any = AwsAccount) -> StoredPipe
     body = {"PipelineName": found.name, "PipelineDefinition": json.dumps(found.to_json()), "RoleArn": found.role}
     with aws_errors(f"pipeline {found.name} was not stored"):
         try:
+            # Update before create: the service has no operation for both, and most pipelines exist.
             answer = client.update_pipeline(**body)
         except Exception as error:  # of botocore, which is loaded by now
             if not is_missing(error):
@@ -175,6 +177,7 @@ def status(execution: str, *, connect: Any = AwsAccount) -> tuple[str, list[Step
     """The state of an execution, and its steps' in the order they began. Raises ``SubmitError``."""
     client = connect(_region_of(execution)).client("sagemaker")
     with aws_errors(f"cannot describe {execution}"):
+        # The state first: steps that end between the two requests are then newer than it, never older.
         state = client.describe_pipeline_execution(PipelineExecutionArn=execution)["PipelineExecutionStatus"]
         pages = client.get_paginator("list_pipeline_execution_steps").paginate(
             PipelineExecutionArn=execution, SortOrder="Ascending"

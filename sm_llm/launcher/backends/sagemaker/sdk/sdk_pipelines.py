@@ -37,6 +37,7 @@ def watch_pipelines() -> None:
     from sagemaker.workflow.pipeline import Pipeline
 
     original = Pipeline.definition
+    # Every estimator calls this: wrapping a wrapper would check a definition several times.
     if hasattr(original, "compares_runs"):
         return
 
@@ -62,6 +63,7 @@ def _check_start(pipeline: Any, values: Any) -> None:
     """Raise ``PlanError`` for values that a step of ours cannot take; pipelines of others are left alone."""
     if not isinstance(values, dict) or not values or not hasattr(pipeline.sagemaker_session, "boto_session"):
         return
+    # The pipeline in hand, not the stored one: it may have changed since, and upsert is the caller's.
     found = json.loads(pipeline.definition())
     tags = (tag for step in training_steps(found["Steps"]) for tag in step["Arguments"].get("Tags", ()))
     if any(tag["Key"] == RUN_TAG for tag in tags):
@@ -77,6 +79,7 @@ def check_step_addresses(definition: Mapping[str, Any]) -> Iterator[Issue]:
             if tag["Key"] != RUN_TAG:
                 continue
             name, address = step["Name"], json.dumps(tag["Value"])
+            # An address may hold variables of the pipeline: equal JSON is an equal address in every execution.
             other = first.setdefault(address, name)
             if other != name:
                 problem = f"its run would lie where that of {other} does: specification, arguments and inputs are equal"
@@ -115,6 +118,7 @@ def _is_below(location: Any, folder: Any) -> bool:
     """Whether an address, a text or a join of parts, begins with ``folder``."""
     if isinstance(location, str) and isinstance(folder, str):
         return f"{location}/".startswith(f"{folder}/")
+    # A join of variables and texts is JSON in both: what begins with the folder's join contains it.
     return not isinstance(folder, str) and json.dumps(folder) in json.dumps(location)
 
 

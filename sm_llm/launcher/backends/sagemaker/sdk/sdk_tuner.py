@@ -33,6 +33,7 @@ def watch_tuners() -> None:
     from sagemaker.tuner import HyperparameterTuner
 
     original = HyperparameterTuner.fit
+    # Every estimator calls this: a wrapper around a wrapper would prepare a tuner several times.
     if hasattr(original, "prepares_runs"):
         return
 

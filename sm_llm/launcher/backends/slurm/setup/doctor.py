@@ -107,6 +107,7 @@ def _image(options: SlurmOptions, cluster: Cluster) -> Iterator[ClusterCheck]:
         yield ClusterCheck("pyxis", "failed", "srun has no --container-image. Load it, or use a virtual environment")
     if _IN_ECR.match(image):
         # Only IAM itself could state what the role of the nodes may do, and a user may not ask it.
+        # enroot writes REGISTRY#REPOSITORY where Docker writes a slash.
         policy = pull_policy(image.replace("#", "/", 1))
         if policy is not None:
             detail = "the role of the nodes needs the policy below to pull it; that cannot be checked from here"
@@ -153,6 +154,7 @@ def _seen_by_nodes(
 
 def _unchecked(nodes: Sequence[ClusterNode], checked: Sequence[str]) -> str:
     """Nodes that no job has tried, by why; empty where there are none."""
+    # A node that is idle and printed nothing has a fault, unless there were more than the job may try.
     is_many = sum(it.state == "idle" for it in nodes) > _MOST_NODES
     idle = f"idle; {_MOST_NODES} are tried at most" if is_many else "idle, but it printed nothing"
     reasons: dict[str, list[str]] = {}
