@@ -101,9 +101,20 @@ def _neuron_environment(job: JobSpec) -> dict[str, str]:
     parallelism = parallelism_of(job.task)
     # Each stage starts micro-batches before earlier ones are back: more of its work waits at the runtime.
     pipelined = parallelism is not None and parallelism.degrees.pipeline > 1
-    return {
+    variables = {
         "NEURON_FUSE_SOFTMAX": "1",
         "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": _PIPELINE_INFLIGHT if pipelined else _ZERO1_INFLIGHT,
         "MALLOC_ARENA_MAX": "128" if pipelined else "64",
         **(parallelism.environment(job.storage or "") if parallelism is not None else {}),
     }
+    return variables | _logical_cores(job, variables.get("NEURON_CC_FLAGS"))
+
+
+def _logical_cores(job: JobSpec, flags: str | None) -> dict[str, str]:
+    """How many cores of Trn2 the runtime shows as one, which graphs must be compiled for: it refuses other ones."""
+    if not any(row.family.startswith("trn2") for row in machines(job)):
+        return {}
+    # 2 is the default of both, and what the table of machines counts with; an image may have another one.
+    together = job.environment.get("NEURON_LOGICAL_NC_CONFIG", "2")
+    compiled = {} if flags is None else {"NEURON_CC_FLAGS": f"{flags} --logical-nc-config={together}"}
+    return {"NEURON_LOGICAL_NC_CONFIG": together, **compiled}

@@ -113,6 +113,18 @@ def test_DL01_DL02_efa_is_named_where_there_is_a_card_and_nowhere_else(row: Any)
     assert not {"NCCL_PROTO", "RDMAV_FORK_SAFE"} & set(distribution(several).environment)
 
 
+@pytest.mark.parametrize("given", ["1", "2"])
+def test_graphs_are_compiled_for_the_logical_cores_that_the_runtime_shows(given: str) -> None:
+    trn2 = (*NXD, "compute.instance_type=ml.trn2.48xlarge")
+    for changes, cores in ((), "2"), ((f"environment.NEURON_LOGICAL_NC_CONFIG='{given}'",), given):
+        variables = distribution(job(*trn2, *changes)).environment
+        assert variables["NEURON_LOGICAL_NC_CONFIG"] == cores
+        assert variables["NEURON_CC_FLAGS"].endswith(f" --logical-nc-config={cores}")
+    variables = distribution(job(*NXD, "compute.instance_type=ml.trn1.32xlarge")).environment
+    assert "NEURON_LOGICAL_NC_CONFIG" not in variables
+    assert "logical" not in variables["NEURON_CC_FLAGS"]
+
+
 def test_SF07_the_number_of_processes_is_reported_where_it_is_not_the_accelerators() -> None:
     key = "sagemaker_mpi_num_of_processes_per_host"
     assert key not in distribution(job()).hyperparameters
