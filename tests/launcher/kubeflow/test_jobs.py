@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import sm_llm
-from sm_llm.errors import SubmitError
+from sm_llm.errors import RunFailed, SubmitError
 from sm_llm.launcher.backends.kubeflow import cluster as adapter
 from sm_llm.launcher.backends.kubeflow.cluster import KubernetesCluster, cluster, dropped_fields
 from sm_llm.launcher.backends.kubeflow.names import object_name
 from sm_llm.launcher.tools.shell import shell_command
 from sm_llm.runs.run_states import RunState
 from tests.fixtures.kubernetes_double import PULL_ERROR
+from tests.launcher.kubeflow.conftest import TINY, job_of, render
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,10 +118,7 @@ def test_SL10_a_cluster_that_does_not_answer_is_not_a_failure_of_the_run(
 
 def test_a_name_that_is_somebody_elses_is_refused(ready_kubernetes: KubernetesDouble, tmp_path: Path) -> None:
     other = KubernetesCluster("double", cluster(None).connect)
-    body = {
-        "apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "tiny", "namespace": "team"},
-        "spec": {"runPolicy": {"suspend": True}},
-    }  # fmt: skip
+    body = job_of(render(TINY, run_id="tiny"))
     ready_kubernetes.suspends = True
     other.create(body)
     with pytest.raises(SubmitError, match="already exists"):
@@ -214,6 +213,39 @@ def test_pods_stop_and_the_same_command_continues_under_the_same_name(
     assert [it["step"] for it in again.metrics()] == list(range(1, 201))
     assert any("pod 0 of 2" in line for line in again.logs(attempt=1)), "copied before its pods were deleted"
     assert (again.root / "result" / "config.json").is_file()
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("mounted_claim")
+def test_a_job_that_loses_its_quota_begins_again_and_one_that_somebody_deletes_has_ended(
+    ready_kubernetes: KubernetesDouble, tmp_path: Path
+) -> None:
+    program = (
+        "import pathlib, time\nseen = pathlib.Path({!r})\nprint('begins again' if seen.exists() else 'begins')\n"
+        "print('10%\\r50%\\rgrößer', flush=True)\nseen.touch()\ntime.sleep(600)\n"
+    ).format(str(tmp_path / "seen"))
+    run = sm_llm.launch(spec(tmp_path, program))
+    name = object_name(run.id)
+    lines: list[str] = []
+    follower = threading.Thread(target=lambda: lines.extend(run.logs(follow=True)), daemon=True)
+    follower.start()
+    await_(lambda: (tmp_path / "seen").exists())
+    await_(lambda: any("größer" in it for it in run.logs()))
+    ready_kubernetes.suspend(name)
+    await_(lambda: "waiting for quota" in detail(run))
+    assert run.state is RunState.PENDING
+    assert not ready_kubernetes.pods or all(it.is_deleted for it in ready_kubernetes.pods.values())
+    ready_kubernetes.admit(name)
+    await_(lambda: any("begins again" in it for it in run.logs()))
+    assert run.state is RunState.RUNNING
+    assert len(run.attempts) == 1
+    ready_kubernetes.delete_job(name)
+    with pytest.raises(RunFailed, match="is stopped: its job was deleted"):
+        run.wait()
+    follower.join(60)
+    assert not follower.is_alive()
+    assert sum("50%" in it and "größer" in it for it in lines) == 2, lines
 
 
 @pytest.mark.integration

@@ -72,15 +72,6 @@ def test_a_dry_run_shows_the_driver_and_what_it_starts(tmp_path: Path) -> None:
     assert kinds == ["ConfigMap"] * 3 + ["ServiceAccount", "Role", "RoleBinding", "ConfigMap", "Job"]
 
 
-def test_without_the_right_to_make_roles_nothing_is_created(
-    ready_kubernetes: KubernetesDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(type(ready_kubernetes), "allows", lambda self, token, method, match: match["plural"] != "roles")
-    with pytest.raises(SubmitError, match=r"Workflows need the Role sm-llm-workflows in team: an administrator"):
-        sm_llm.launch(flow(tmp_path))
-    assert not [key for key in ready_kubernetes.objects if key[0] in ("jobs", "pytorchjobs", "configmaps")]
-
-
 def test_who_may_not_see_roles_uses_the_account_that_is_there(
     ready_kubernetes: KubernetesDouble, tmp_path: Path
 ) -> None:
@@ -136,7 +127,7 @@ def driver(cluster: KubernetesDouble) -> dict[str, Any] | None:
 
 def has_ended(cluster: KubernetesDouble) -> bool:
     found = driver(cluster)
-    return found is not None and any(it["type"] in ENDED for it in found["status"]["conditions"])
+    return found is not None and any(it["type"] in ENDED for it in found["status"].get("conditions", ()))
 
 
 def steps(run: Run) -> list[RunState]:
