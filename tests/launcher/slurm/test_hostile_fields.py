@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from copy import deepcopy
 from dataclasses import fields
@@ -78,7 +79,10 @@ def leaves(value: Any, *above: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def options(script: str) -> list[str]:
-    return [it.partition("=")[0] for it in script.splitlines() if it.startswith("#SBATCH")]
+    """The options of sbatch; each stands on a line of its own, which holds nothing else."""
+    lines = [it for it in script.split("\n") if it.startswith("#SBATCH")]
+    assert all(len(shlex.split(it)) == 2 for it in lines), lines
+    return [it.partition("=")[0] for it in lines]
 
 
 @pytest.mark.parametrize("name", JOBS)
