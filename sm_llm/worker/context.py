@@ -27,7 +27,7 @@ from sm_llm.worker.transfer.local_copies import LocalCopies
 from sm_llm.worker.transfer.transfer_agent import TransferAgent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from sm_llm.contract.job_file import JobFile
@@ -54,6 +54,8 @@ class WorkerContext:
     """Moves this node's files."""
     kv_store: KeyValueStore | None = None
     """Notes that all processes can read, where somebody keeps them."""
+    upload_events: Callable[[], object] = field(default=lambda: None, repr=False)
+    """Brings the events so far to the run's storage, where this process does that. Never raises."""
     replaced_job: str | None = None
     """On the leader: another job of the platform that had this run before, where nobody launched this one for it."""
     changes: Sequence[str] = ()

@@ -106,6 +106,8 @@ class Frame:
         # Before anything that can take long: from here on the run can be found, watched and stopped.
         keep_record(context, self.environ)
         self.periodic = upload_events(context, self.environ)
+        if self.periodic is not None:
+            context.upload_events = self.periodic.hurry
         # The import takes seconds to minutes, during which the log would be silent.
         if kind == "train" and "torch" not in sys.modules:
             context.notice("loads torch")

@@ -58,6 +58,8 @@ class Bench:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.logged: list[str] = []
+        self.commits_at_upload: list[list[Any]] = []
+        """What was committed whenever events were uploaded."""
         self.store = Shut(root / "run")
         context: Any = SimpleNamespace(
             process=ProcessInfo(),
@@ -65,6 +67,7 @@ class Bench:
             job=SimpleNamespace(run_id="tiny"),
             agent=SimpleNamespace(call=lambda function, *arguments, **named: function(*arguments, **named)),
             emit=lambda event: None,
+            upload_events=lambda: self.commits_at_upload.append([*self.store.list("ckpt/commits/")]),
             notice=lambda message, level: self.logged.append(message),
         )
         control: Any = Alone()
@@ -94,6 +97,14 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     found = Bench(tmp_path)
     yield found
     found.publisher.close(wait=True)
+
+
+def test_events_are_stored_before_the_checkpoint_that_a_run_continues_from(bench: Bench) -> None:
+    """A process that is killed right behind its commit would leave steps without a loss."""
+    bench.store.is_open = True
+    assert bench.offer(1).done.result(20) is not None
+    assert bench.commits_at_upload == [[]]
+    assert [*bench.store.list("ckpt/commits/")]
 
 
 @pytest.mark.parametrize(

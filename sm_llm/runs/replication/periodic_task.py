@@ -53,6 +53,10 @@ class PeriodicTask:
         with self._working:
             yield
 
+    def hurry(self) -> None:
+        """Do the duties once, in the calling thread. Never raises."""
+        self._try(*self._duties)
+
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """End after ``last``; wait at most ``seconds``. Once is enough, more do no harm."""
         self._deadline = min(self._deadline, time.monotonic() + seconds)

@@ -157,6 +157,9 @@ class Publisher:
 
     def _try(self, sealed: Sealed) -> StorageError | None:
         """Publish once; None, or the error that all processes have."""
+        if self._context.process.is_leader:
+            # Before the commit: a run continues behind it, and nobody would write the events up to it once more.
+            self._context.upload_events()
         process, began = self._context.process, time.perf_counter()
         sealed.saves.add(sealed.save.save_id)
         try:
