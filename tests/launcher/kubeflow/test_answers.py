@@ -54,6 +54,7 @@ def whole_life(folder: Path) -> None:
     assert run.stop(wait=True) is RunState.STOPPED
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", sample(list(ANSWERS), 3))
 def test_an_answer_that_is_none_at_any_request_is_one_error_or_none(
     ready_kubernetes: KubernetesDouble, tmp_path: Path, name: str
@@ -98,6 +99,7 @@ def test_an_answer_of_somebody_else_is_shown_and_is_nothing_about_the_job(
 
 def test_a_token_that_ends_is_renewed_by_the_command_of_its_user(kubernetes: KubernetesDouble, tmp_path: Path) -> None:
     """Tokens of EKS last 15 minutes, and a follower of logs days."""
+    kubernetes.expired = {"token-0"}
     credential = {"apiVersion": "client.authentication.k8s.io/v1beta1", "kind": "ExecCredential"}
     script = tmp_path / "token"
     script.write_text(

@@ -81,6 +81,16 @@ MISTAKES: dict[str, tuple[Callable[[dict[str, Any]], Any], str, str]] = {
         lambda it: it["spec"].update(elasticPolicy={"minReplicas": 3, "maxReplicas": 2}),
         "spec.elasticPolicy.maxReplicas", "must be at least minReplicas",
     ),
+    # The API server refuses these in pods, and not in the template of a custom resource.
+    "label-value": (lambda it: it["metadata"]["labels"].update(queue="q" * 64), "metadata.labels.queue", "pattern"),
+    "node-selector": (
+        lambda it: pod(it).update(nodeSelector={"zone": "a b"}), f"{POD}.nodeSelector.zone", "pattern"
+    ),
+    "selector-key": (lambda it: pod(it).update(nodeSelector={"a b": "x"}), f"{POD}.nodeSelector.a b.", "pattern"),
+    "env-name": (
+        lambda it: pod(it)["containers"][0]["env"].append({"name": "A=B", "value": ""}),
+        f"{POD}.containers.0.env.", "pattern",
+    ),
     # Of pods.
     "empty-containers": (lambda it: pod(it).update(containers=[]), f"{POD}.containers", "at least 1"),
     "mount-without-volume": (
