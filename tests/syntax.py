@@ -50,9 +50,9 @@ def imported(tree: ast.AST, module: str = "") -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (it.name for it in node.names)
         elif isinstance(node, ast.ImportFrom):
-            place = absolute(node, module)
-            yield place
-            yield from (f"{place}.{it.name}" for it in node.names)
+            source = absolute(node, module)
+            yield source
+            yield from (f"{source}.{it.name}" for it in node.names)
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in LOADERS:
             yield from (it.value for it in node.args[:1] if isinstance(it, ast.Constant) and isinstance(it.value, str))
 

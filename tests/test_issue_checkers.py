@@ -200,8 +200,8 @@ def known_helpers(path: str, tree: ast.AST, known: Iterable[tuple[str, str]]) ->
     module = f"sm_llm.{path.removesuffix('.py').replace('/', '.')}"
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
-            place = absolute(node, module)
-            found |= {it.asname or it.name for it in node.names if (place, it.name) in dotted}
+            source = absolute(node, module)
+            found |= {it.asname or it.name for it in node.names if (source, it.name) in dotted}
     return found
 
 

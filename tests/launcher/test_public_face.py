@@ -81,16 +81,16 @@ BEFORE = Path(__file__).parents[1] / "golden" / "public_names.json"
 def public_names() -> dict[str, list[str]]:
     """The same of today. What pydantic and ``Exception`` bring along is theirs."""
     found = {}
-    for place, names in (("sm_llm", sm_llm), ("sm_llm.pipelines", sm_llm.pipelines)):
+    for module, names in (("sm_llm", sm_llm), ("sm_llm.pipelines", sm_llm.pipelines)):
         for name in names.__all__:
             value = getattr(names, name)
             if inspect.isfunction(value):
-                found[f"{place}.{name}"] = [*inspect.signature(value).parameters]
+                found[f"{module}.{name}"] = [*inspect.signature(value).parameters]
             else:
                 fields = (getattr(value, it, ()) for it in ("model_fields", "__dataclass_fields__"))
                 own = {*dir(value), *itertools.chain(*fields)} if isinstance(value, type) else set()
                 theirs = {*dir(BaseModel), *dir(Exception)}
-                found[f"{place}.{name}"] = sorted(it for it in own - theirs if not it.startswith("_"))
+                found[f"{module}.{name}"] = sorted(it for it in own - theirs if not it.startswith("_"))
     return found
 
 

@@ -47,16 +47,16 @@ def assert_inputs_exist(plans: Sequence[Plan], *, has_begun: bool = False) -> No
     error and left to the job: its role may have access.
     """
     found = [it for it in _all_of(plans) if not (has_begun and it.path.startswith(START))]
-    _refuse(Locations(found))
+    _refuse(Addresses(found))
 
 
 def refuse_locations(plans: Sequence[Plan]) -> None:
     """For ``sm-llm plan``: the same, and whether the storage is there. What is not checked goes to standard error."""
-    locations = [*(Location(plan, "storage", storage_root(plan.job)) for plan in plans), *_all_of(plans)]
+    locations = [*(Address(plan, "storage", storage_root(plan.job)) for plan in plans), *_all_of(plans)]
     in_s3 = [it for it in locations if is_s3(it.address)]
     reason = _no_access(plans[0]) if in_s3 else ""
     # Without credentials only places on this machine are checked; a storage folder is made when a run begins.
-    asked = Locations([it for it in locations if (not reason if is_s3(it.address) else it.path != "storage")])
+    asked = Addresses([it for it in locations if (not reason if is_s3(it.address) else it.path != "storage")])
     if reason:
         unchecked = dict.fromkeys(f"{it.path}={it.address}" for it in in_s3)
         asked.notes.append(f"not checked ({reason}): {', '.join(unchecked)}")
@@ -65,10 +65,10 @@ def refuse_locations(plans: Sequence[Plan]) -> None:
 
 def assert_starts_exist(plans: Sequence[Plan]) -> None:
     """Raise one ``PlanError`` for checkpoints to start from on this machine that are not there."""
-    _refuse(Locations([it for it in _all_of(plans) if it.path == _CHECKPOINT and not is_s3(it.address)]))
+    _refuse(Addresses([it for it in _all_of(plans) if it.path == _CHECKPOINT and not is_s3(it.address)]))
 
 
-def _refuse(asked: Locations) -> None:
+def _refuse(asked: Addresses) -> None:
     try:
         refuse(run(LOCATION_CHECKERS, asked))
     finally:
@@ -89,7 +89,7 @@ def _no_access(plan: Plan) -> str:
 
 
 @dataclass(frozen=True)
-class Location:
+class Address:
     """What a field of a plan's job names: a folder or an object in S3, or a run on this machine."""
 
     plan: Plan
@@ -108,22 +108,22 @@ class Location:
 
 
 @dataclass
-class Locations:
+class Addresses:
     """The locations of all plans of a launch, asked once. One, and a bucket that is not there, is reported once."""
 
-    locations: Sequence[Location]
+    locations: Sequence[Address]
     notes: list[str] = field(default_factory=list)
     """What could not be checked, and why."""
     _reported: list[str] = field(default_factory=list)
     _is_cut_off: bool = False
     """Whether the store did not answer at all: every further request would wait as long."""
 
-    def issues(self, wanted: Callable[[Location], bool], check: Callable[[Location], Issue | None]) -> Iterator[Issue]:
+    def issues(self, wanted: Callable[[Address], bool], check: Callable[[Address], Issue | None]) -> Iterator[Issue]:
         """What ``check`` finds at the ``wanted`` locations."""
         for it in filter(wanted, self.locations):
             yield from self._issues(it, check)
 
-    def _issues(self, it: Location, check: Callable[[Location], Issue | None]) -> Iterator[Issue]:
+    def _issues(self, it: Address, check: Callable[[Address], Issue | None]) -> Iterator[Issue]:
         # Compared with a closing slash, because s3://bucket/ab does not lie below s3://bucket/a.
         is_reported = any(f"{it.address}/".startswith(f"{known.rstrip('/')}/") for known in self._reported)
         if is_reported or (self._is_cut_off and is_s3(it.address)):
@@ -154,33 +154,38 @@ class Locations:
             yield replace(issue, path=f"{prefix}{it.path}", origin=it.plan.origins.get(it.path, ""))
 
 
-def check_storage(asked: Locations) -> Iterator[Issue]:
+def check_storage(asked: Addresses) -> Iterator[Issue]:
     """A storage whose bucket is not there; nothing needs to lie in it yet."""
     yield from asked.issues(lambda it: it.path == "storage", _storage_issue)
 
 
-def check_manifests(asked: Locations) -> Iterator[Issue]:
+def check_manifests(asked: Addresses) -> Iterator[Issue]:
     """Manifests that are not there, or are none."""
     yield from asked.issues(lambda it: it.is_manifest, _manifest_issue)
 
 
-def check_checkpoints(asked: Locations) -> Iterator[Issue]:
+def check_checkpoints(asked: Addresses) -> Iterator[Issue]:
     """Runs and steps to start from that are not there."""
     yield from asked.issues(lambda it: it.path == _CHECKPOINT, _checkpoint_issue)
 
 
-def check_inputs(asked: Locations) -> Iterator[Issue]:
+def check_inputs(asked: Addresses) -> Iterator[Issue]:
     """Inputs and sources that are not there, or hold something else than what is read from them."""
     others = ("storage", _CHECKPOINT)
     yield from asked.issues(lambda it: it.path not in others and not it.is_manifest, _input_issue)
 
 
 # The storage first: what lies in a bucket that is not there is not reported beside it.
-LOCATION_CHECKERS: tuple[Checker[Locations], ...] = (check_storage, check_manifests, check_checkpoints, check_inputs)
+LOCATION_CHECKERS: tuple[Checker[Addresses], ...] = (
+    check_storage,
+    check_manifests,
+    check_checkpoints,
+    check_inputs,
+)
 
 
-def _all_of(plans: Sequence[Plan]) -> list[Location]:
-    return [Location(plan, *it) for plan in plans for it in _locations(plan.job)]
+def _all_of(plans: Sequence[Plan]) -> list[Address]:
+    return [Address(plan, *it) for plan in plans for it in _locations(plan.job)]
 
 
 def _locations(job: JobSpec) -> Iterator[tuple[str, str]]:
@@ -204,11 +209,11 @@ def _manifests(job: JobSpec) -> dict[str, str]:
     }
 
 
-def _storage_issue(it: Location) -> None:
+def _storage_issue(it: Address) -> None:
     open_store(it.address, it.options, CONFIG).holds()  # raises where there is no such bucket
 
 
-def _manifest_issue(it: Location) -> Issue | None:
+def _manifest_issue(it: Address) -> Issue | None:
     """A manifest that is not there, or not one: SageMaker would read what it lists, and reports this in minutes."""
     remedy = "Give the address of a JSON list: first {'prefix': 's3://bucket/folder/'}, then names below it"
     parsed = parse(it.address)
@@ -231,7 +236,7 @@ def _manifest_issue(it: Location) -> Issue | None:
     return None
 
 
-def _input_issue(it: Location) -> Issue | None:
+def _input_issue(it: Address) -> Issue | None:
     try:
         if _exists(it.address, it.options):
             return _content_issue(it, wanted_at(it.plan.job).get(it.path))
@@ -242,7 +247,7 @@ def _input_issue(it: Location) -> Issue | None:
     return Issue("input-not-found", it.path, problem, it.address, "Check the address")
 
 
-def _content_issue(it: Location, wanted: SourceKind | None) -> Issue | None:
+def _content_issue(it: Address, wanted: SourceKind | None) -> Issue | None:
     """A location that is there and holds something else than what is read from it."""
     if wanted is not None:
         store = open_store(result_address(it.address, it.options), it.options, CONFIG)
@@ -273,7 +278,7 @@ def _exists(uri: str, options: dict[str, Any]) -> bool:
     return bool(name) and open_store(replace(parsed, prefix=folder).uri, options, CONFIG).head(name) is not None
 
 
-def _checkpoint_issue(it: Location) -> Issue | None:
+def _checkpoint_issue(it: Address) -> Issue | None:
     address, step = run_and_step(it.address)
     parsed = parse(address)
     if parsed.path is not None and not parsed.path.is_dir():

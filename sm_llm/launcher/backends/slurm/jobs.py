@@ -39,7 +39,7 @@ def split_native(native_id: str) -> tuple[str, str]:
     if SEPARATOR in job_id:
         raise SubmitError(f"{native_id} are the jobs of a workflow. Name the run of one of its steps")
     if not (location and slash and job_id.isascii() and job_id.isdigit()):
-        raise SubmitError(f"{native_id!r} is not the id of a Slurm job. Expected PLACE/NUMBER")
+        raise SubmitError(f"{native_id!r} is not the id of a Slurm job. Expected HOST/JOB")
     return location, job_id
 
 

@@ -28,7 +28,7 @@ from sm_llm.launcher.backends.sagemaker.sdk.sdk_checks import (
     FitCall,
     GivenFields,
     GivenToJob,
-    KnownValues,
+    JobOfVariables,
     StepCall,
 )
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_effects import METHODS
@@ -113,7 +113,7 @@ def estimator(
         # Arguments of the SDK come last, and a value given twice was refused above.
         loaded = _job(load_whole(spec, overrides, {**(fields or {}), **own}))
         plan = planned(loaded)
-        refuse(run(KNOWN_VALUE_CHECKERS, KnownValues(loaded, rest)))
+        refuse(run(KNOWN_VALUE_CHECKERS, JobOfVariables(loaded, rest)))
     session = without_telemetry(sagemaker_session or _session(plan))
     staged = Staged.next(loaded, plan, is_pipeline=is_pipeline(session))
     refuse(run(JOB_ARGUMENT_CHECKERS, GivenToJob(session, staged.submission, plan, rest)))

@@ -112,14 +112,14 @@ FIELD_CHECKERS: tuple[Checker[GivenFields], ...] = (check_given_twice,)
 
 
 @dataclass(frozen=True)
-class KnownValues:
+class JobOfVariables:
     """A job of which pipeline variables stand for fields, and the arguments that are no fields."""
 
     loaded: Loaded
     rest: Mapping[str, Any]
 
 
-def check_known_values(it: KnownValues) -> Iterator[Issue]:
+def check_known_values(it: JobOfVariables) -> Iterator[Issue]:
     """Defaults and other choices of pipeline variables that stand for fields: as of the values themselves."""
     from sm_llm.launcher.planner import load_whole
 
@@ -131,7 +131,7 @@ def check_known_values(it: KnownValues) -> Iterator[Issue]:
             return  # another choice would repeat them
 
 
-KNOWN_VALUE_CHECKERS: tuple[Checker[KnownValues], ...] = (check_known_values,)
+KNOWN_VALUE_CHECKERS: tuple[Checker[JobOfVariables], ...] = (check_known_values,)
 
 
 @dataclass(frozen=True)
