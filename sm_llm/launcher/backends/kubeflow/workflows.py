@@ -143,15 +143,19 @@ def _create_account(namespace: str, cluster: KubernetesCluster) -> None:
             ) from error
 
 
-def remove_driver(uri: str, cluster: KubernetesCluster, namespace: str, name: str) -> None:
-    """Delete the driver of the run at ``uri``, and wait until it is gone: nothing is started any more."""
+def remove_driver(uri: str, cluster: KubernetesCluster, namespace: str, name: str) -> bool:
+    """Delete the driver of the run at ``uri``, and wait until it is gone: nothing is started any more.
+
+    Returns whether it was there.
+    """
     job = cluster.job(_DRIVER, namespace, name)
     if job is None:
-        return
+        return False
     if (job["metadata"].get("annotations") or {}).get(names.RUN_ANNOTATION) != uri:
         raise SubmitError(f"{namespace} has a Job {name} that is not of {uri}. Delete it, or name the workflow anew")
     cluster.delete_job(_DRIVER, namespace, name)
     cluster.await_deleted(_DRIVER, namespace, name, _END_SECONDS)
+    return True
 
 
 def above(run_store: RunStore, record: RunRecord) -> RunRecord | None:
@@ -261,11 +265,17 @@ def stop(
 ) -> None:  # fmt: skip
     """Delete the driver, so that no step begins any more, and ask those that run to stop; with ``now`` delete them."""
     _, namespace, name = parts(record.attempts[-1].native_id)
-    remove_driver(run_store.uri, cluster, namespace, name)
+    was_there, has_begun = remove_driver(run_store.uri, cluster, namespace, name), False
     for step in record.spec["steps"]:
         step_store = run_store.below(STEPS, step)
         if not step_store.exists():
             continue
         own = adopted(step_store, step_store.record(), record, cluster)
-        if _has_begun(own, record) and not describe(step_store).state.is_final:
+        if not _has_begun(own, record):
+            continue
+        has_begun = True
+        if not describe(step_store).state.is_final:
             stop_job(step_store, own, own.attempts[-1], cluster, now=now)
+    if was_there and not has_begun:
+        # Described, it would be taken for one whose driver is still being created (``STARTING_SECONDS``).
+        settled(run_store, record, record.attempts[-1], {}, "it was never started")
