@@ -42,6 +42,31 @@ def data_digest(data: DataSpec, *, whole_bytes: int = WHOLE_BYTES) -> str | None
         raise DataError(f"the training data cannot be read: {error}") from error
 
 
+def repeated_files(data: RowsData | JsonRowsData) -> tuple[int, int]:
+    """How many files with rows to validate on hold rows to train on, of how many: the same files, or copies.
+
+    Of equally large files the first and the last block are compared. What cannot be read is no copy.
+    """
+    if data.validation is None:
+        return 0, 0
+    try:
+        train, validation = _files(data), _files(data.model_copy(update={"train": data.validation}))
+        sizes: dict[int, list[Path]] = {}
+        for file in train:
+            sizes.setdefault(file.stat().st_size, []).append(file)
+        found = [it for it in validation if any(_is_copy(it, other) for other in sizes.get(it.stat().st_size, ()))]
+    except (OSError, DataError):  # the checks of the two folders report it
+        return 0, 0
+    return len(found), len(validation)
+
+
+def _is_copy(first: Path, second: Path) -> bool:
+    """Whether two files of one size are one file, or begin and end alike."""
+    last = max(0, (length := first.stat().st_size) - BLOCK_BYTES)
+    ends = {0, last} if length else set()
+    return first.samefile(second) or (bool(ends) and all(_block(first, it) == _block(second, it) for it in ends))
+
+
 def tokenizer_digest(folder: str | None) -> str | None:
     """16 hex digits for the ``tokenizer.json`` of a local folder; None without one. Raises ``DataError``."""
     path = None if folder is None else Path(folder) / "tokenizer.json"

@@ -30,9 +30,12 @@ def line_files(folder: Path) -> list[Path]:
     paths = files_outside_runs(folder)[0]
     found = [path for path in paths if path.name.endswith(LINE_SUFFIXES) and not is_hidden(path, folder)]
     if not found:
-        others = sorted({path.suffix or path.name for path in paths})
+        hidden = [path for path in paths if is_hidden(path, folder)]
+        others = sorted({path.suffix or path.name for path in paths if path not in hidden})
+        left_out = f"; left out: {counted(len(hidden), 'file')} whose path has a name with . or _ in front"
         raise DataError(
-            f"{folder}: no file ends in {', '.join(LINE_SUFFIXES)} (found: {', '.join(others) or 'nothing'})"
+            f"{folder}: no file ends in {', '.join(LINE_SUFFIXES)} (found: {', '.join(others) or 'nothing'}"
+            f"{left_out if hidden else ''})"
         )
     return found
 

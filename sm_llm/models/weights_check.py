@@ -102,7 +102,8 @@ def _head_issues(stored: Mapping[str, StoredTensor], head: str, embedding: str) 
     """A head beside a config that ties it to the embedding: a copy is harmless, another matrix would be lost."""
     if embedding in stored and _same(stored[head], stored[embedding]):
         return
-    problem = f"{stored[head].file} holds {head}, which differs from {embedding}, but the config ties the two"
+    difference = f"which differs from {embedding}" if embedding in stored else f"and no {embedding}"
+    problem = f"{stored[head].file} holds {head}, {difference}, but the config ties the two"
     remedy = (
         "Set tie_word_embeddings: false in the config.json beside the weights, to train this head; "
         f"or remove {head} from the file, to train {embedding} as the head"

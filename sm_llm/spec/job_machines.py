@@ -70,6 +70,20 @@ def smallest_card(job: JobSpec) -> Card | None:
     return own_card()
 
 
+def computes_on_cpu(job: JobSpec) -> bool:
+    """Whether a job computes on CPUs, as far as it is known: by its instance types, or for a local job this machine."""
+    if machine_types(job):
+        rows = machines(job)
+        return bool(rows) and not any(row.accelerator for row in rows)
+    if not job.backend.runs_here:
+        return False
+    from sm_llm.spec.machines.machine import VISIBLE, this_machine
+
+    # An empty value hides all GPUs.
+    own = job.environment.get(VISIBLE)
+    return not own if own is not None else not this_machine().gpus
+
+
 def network_environment(job: JobSpec) -> dict[str, str]:
     """Variables for libfabric, NCCL and the Neuron runtime, by what the instance type has.
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sm_llm.launcher.planner import plan
+from sm_llm.launcher.planning.checks import check_fp8
 from sm_llm.launcher.planning.draft import Draft
 from sm_llm.launcher.planning.unread_settings import (
     OF_FETCHES,
+    OF_MODELS,
     OF_PREPARATIONS,
     OF_S3,
     OF_SCHEDULES,
@@ -17,6 +20,7 @@ from sm_llm.launcher.planning.unread_settings import (
     OF_VARIABLES,
     check_unread_settings,
 )
+from sm_llm.models.families.table import FAMILIES, known_family
 from sm_llm.spec.inputs import StorageOptions
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.loading.load import load
@@ -45,6 +49,7 @@ ON_P4D = [
     "backend.name=sagemaker", "backend.role=arn:aws:iam::123456789012:role/x", "backend.region=us-east-1",
     "micro_batch_size=8", "global_batch_size=64", "backend.max_run_seconds=3600",
 ]  # fmt: skip
+CPU = "environment.CUDA_VISIBLE_DEVICES="
 CASES = {
     "logging.sample_prompt": (["logging.sample_prompt=hello"], []),
     "logging.sample_tokens": (["logging.sample_tokens=5"], ["logging.sample_prompt=a"]),
@@ -82,6 +87,12 @@ CASES = {
         ["optim.schedule=constant", "optim.schedule_steps=9"],
         ["optim.warmup_fraction=0.1"],
     ),
+    "parallelism.sharding": (
+        ["parallelism.sharding=hybrid", "compute.processes_per_instance=2", "micro_batch_size=1"],
+        ["compute.instance_count=2"],
+    ),
+    "parallelism.offload_optimizer": (["parallelism.offload_optimizer=true", CPU], [f"{CPU}0"]),
+    "parallelism.offload_activations": (["parallelism.offload_activations=true", CPU], [f"{CPU}0"]),
     "parallelism.sequence_parallel": (
         ["parallelism.sequence_parallel=false"],
         ["parallelism.tensor_parallel_degree=2", "compute.processes_per_instance=2"],
@@ -107,9 +118,8 @@ JUDGED: dict[str, str] = {
     "SyntheticData": ("seq_length shuffle format rows"),
     "StreamData": ("seq_length shuffle format dataset data_files split validation_split text_field"),
     "FsdpSpec": (
-        "strategy sharding hybrid_shard_degree tensor_parallel_degree context_parallel_degree "
-        "activation_checkpointing activation_memory_budget checkpoint_every_layers offload_activations "
-        "offload_optimizer"
+        "strategy hybrid_shard_degree tensor_parallel_degree context_parallel_degree "
+        "activation_checkpointing activation_memory_budget checkpoint_every_layers"
     ),
     "SmpSpec": (
         "strategy hybrid_shard_degree tensor_parallel_degree context_parallel_degree "
@@ -172,6 +182,15 @@ JUDGED: dict[str, str] = {
     "WorkflowSpec": ("name steps compute backend storage storage_options environment secrets"),
 }
 """Class -> its fields that are read whatever the others are, or whose combinations another checker refuses or names."""
+READ_OF_MODELS = (
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads hidden_act initializer_range "
+    "tie_word_embeddings attention_dropout num_key_value_heads head_dim rms_norm_eps max_position_embeddings "
+    "attention_bias mlp_bias num_experts_per_tok num_local_experts router_jitter_noise layer_norm_eps rotary_pct "
+    "hidden_dropout use_parallel_residual use_sliding_window layer_types"
+)
+"""Fields of configs that training reads, or that are refused where it does not."""
+OF_RESULTS = {"use_cache", "pad_token_id", "bos_token_id", "eos_token_id"}
+"""Fields that are for who uses the result, which holds them."""
 
 
 def typed(changes: list[str]) -> list[str]:
@@ -189,7 +208,48 @@ def test_a_setting_that_nothing_reads_is_warned_of_until_something_does(path: st
     without, enough = CASES[path]
     assert f"task.{path}" in found(*typed(without))
     if enough:
-        assert f"task.{path}" not in found(*typed([*without, *enough]))
+        both = {it.partition("=")[0]: it for it in (*without, *enough)}
+        assert f"task.{path}" not in found(*typed(list(both.values())))
+
+
+def test_12f_every_field_of_a_config_is_read_or_warned_of() -> None:
+    for kind in map(known_family, FAMILIES):
+        assert kind is not None
+        for name in kind.fields:
+            windowed = (kind.model_type, name) in {("mistral", "sliding_window"), ("mixtral", "sliding_window")}
+            known = name in {*READ_OF_MODELS.split(), *OF_RESULTS} or windowed
+            assert known is not ((kind.model_type, name) in OF_MODELS), (kind.model_type, name)
+
+
+@pytest.mark.parametrize(("kind", "name"), OF_MODELS)
+def test_12f_a_field_of_a_config_that_no_training_reads_is_warned_of(kind: str, name: str, tmp_path: Any) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+             "num_key_value_heads": 2, "vocab_size": 64}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, **sizes}))
+    own = known_family(kind)
+    assert own is not None
+    field = own.fields[name]
+    other = not field.default if isinstance(field.default, bool) else (field.default or 0) + 3
+    job = {**JOB, "task": {**JOB["task"], "model": {"path": str(tmp_path)}}}
+    assert set(found(f"task.model.config.{name}={str(other).lower()}", job=job)) == {f"task.model.config.{name}"}
+    assert not found(f"task.model.config.{name}={str(field.default).lower()}", job=job)
+    assert not found(job=job)
+
+
+def test_12f_a_gpu_is_for_the_estimate_of_a_training() -> None:
+    script = {"name": "s", "task": {"kind": "script", "entry": "-m json"}}
+    assert set(found("compute.gpu=h100", job=script)) == {"compute.gpu"}
+    assert not found("compute.gpu=h100")
+
+
+def test_12f_a_cpu_only_emulates_fp8() -> None:
+    fp8 = ["task.precision.compute=fp8", "task.data.seq_length=64"]
+    job = load(JOB, [*fp8, CPU]).spec
+    assert isinstance(job, JobSpec)
+    assert [it.code for it in check_fp8(Draft(job, {}))] == ["fp8-emulated"]
+    job = load(JOB, [*fp8, *typed(ON_P4D)]).spec
+    assert isinstance(job, JobSpec)
+    assert not list(check_fp8(Draft(job, {})))
 
 
 def test_defaults_are_not_warned_of() -> None:

@@ -123,6 +123,9 @@ def test_F4_a_tied_config_with_another_head_is_refused(tmp_path: Path) -> None:
     assert "lm_head.weight, which differs from model.embed_tokens.weight" in text
     assert "tie_word_embeddings: false" in text
     assert "remove lm_head.weight" in text
+    alone = {name: it for name, it in values.items() if name != "model.embed_tokens.weight"}
+    text = message(write(tmp_path / "head", alone, tie_word_embeddings=True))
+    assert "lm_head.weight, and no model.embed_tokens.weight" in text
     values["lm_head.weight"] = values["model.embed_tokens.weight"].copy()
     assert checked(write(tmp_path / "copy", values, tie_word_embeddings=True)).issues == ()
 

@@ -38,7 +38,7 @@ def check_imports(asked: ProgramRequest) -> Iterator[Issue]:
     """Modules that the program imports and that are not there."""
     task, program = asked.job.task, asked.program
     if program is not None and isinstance(task, ScriptTask):
-        yield from (*import_warnings(program, None, task.entry), *module_warnings(task.entry, program))
+        yield from (*import_warnings(program.files, None, task.entry), *module_warnings(task.entry, program))
 
 
 PROGRAM_CHECKERS: tuple[Checker[ProgramRequest], ...] = (check_program, check_imports)

@@ -124,7 +124,10 @@ def _length_rows(plan: Plan) -> Iterable[tuple[str, str]]:
     amount = f"{size(plan.model.checkpoint_bytes)} each (fp32 weights and two AdamW moments), " if plan.model else ""
     yield "checkpoints", f"{amount}{saved}, the last {plan.job.task.checkpoint.keep_last} kept"  # type: ignore[union-attr]
     if derived.validation_every:
-        yield "validation", _every(derived.validation_every)
+        from sm_llm.launcher.planning.unread_settings import has_validation
+
+        has_rows = has_validation(plan.job.task)  # type: ignore[arg-type]
+        yield "validation", _every(derived.validation_every) if has_rows else "none: task.data names no validation rows"
 
 
 def _epochs(steps: int, epochs: float | None) -> str:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import DataError, Issue, warning
 from sm_llm.launcher.planning.draft import UpstreamOutput, tokenizer_vocabulary
-from sm_llm.launcher.planning.local_paths import is_reference, local_folder, referenced_step
+from sm_llm.launcher.planning.local_paths import is_reference, local_folder, referenced_step, repeated_rows
 from sm_llm.launcher.planning.model_facts import pretrained_issues
 from sm_llm.launcher.planning.plan import RANDOM
 from sm_llm.launcher.planning.unread_settings import OF_SCHEDULES, check_unread_settings, has_validation
-from sm_llm.spec.job_machines import smallest_card
+from sm_llm.spec.job_machines import computes_on_cpu, smallest_card
 from sm_llm.spec.references import sources
 from sm_llm.spec.tasks import TASK_KINDS, ScriptTask, TrainTask, training_of
-from sm_llm.spec.training import SyntheticData
+from sm_llm.spec.training import StreamData, SyntheticData
 from sm_llm.spec.validation.runner import blocked_by
 from sm_llm.terminal import counted
 
@@ -254,6 +254,32 @@ def check_memory(draft: Draft) -> Iterator[Issue]:
         yield from draft.memory.warnings(card)
 
 
+def check_separate_validation(draft: Draft) -> Iterator[Issue]:
+    """Rows to validate on that are trained on as well: their loss is no measure for other rows."""
+    task = draft.training
+    if task is None or not has_validation(task) or isinstance(task.data, SyntheticData):
+        return
+    if isinstance(task.data, StreamData):
+        path, value, found = "task.data.validation_split", task.data.validation_split, None
+        if task.data.validation_split == task.data.split:
+            found = "is the split that is trained on"
+    else:
+        path, value = "task.data.validation", task.data.validation
+        found = repeated_rows(task.data)
+    if found is not None:
+        message = f"{found}: the loss of validation is that of rows which the model was trained on"
+        remedy = "Hold rows out: task.validation_fraction of the prepare task does"
+        yield warning("validation-on-training-rows", path, message, value, remedy)
+
+
+def check_fp8(draft: Draft) -> Iterator[Issue]:
+    """A format that a CPU can only imitate."""
+    task = draft.training
+    if task is not None and task.precision.compute == "fp8" and computes_on_cpu(draft.job):
+        message = "is emulated on a CPU: numbers are rounded to fp8 and multiplied in their own format, slowly"
+        yield warning("fp8-emulated", "task.precision.compute", message, "fp8")
+
+
 def check_support(draft: Draft) -> Iterator[Issue]:
     """An engine that its makers no longer develop."""
     spec = draft.training.parallelism if draft.training is not None else None
@@ -272,8 +298,10 @@ DATA_CHECKERS: tuple[Checker[Draft], ...] = (
     check_random_tokens,
     check_training_length,
     check_validation_rows,
+    check_separate_validation,
     check_optimiser,
     check_unread_settings,
+    check_fp8,
     check_processes,
     check_program,
     check_memory,

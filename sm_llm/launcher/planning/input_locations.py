@@ -10,6 +10,7 @@ from sm_llm.errors import Issue, StorageError
 from sm_llm.launcher.planning.local_paths import local_folder
 from sm_llm.launcher.planning.source_contents import lacking, no_folder, wanted_at, wrong_content
 from sm_llm.optional import missing
+from sm_llm.runs.run_folders import is_run_folder
 from sm_llm.runs.run_paths import RUN_RECORD, storage_root
 from sm_llm.runs.s3_run_store import CONFIG
 from sm_llm.spec.inputs import S3Input, input_location
@@ -19,7 +20,7 @@ from sm_llm.storage.publication.find import commit_keys
 from sm_llm.storage.publication.result import NotPublished, result_address
 from sm_llm.storage.s3.s3_client import code_of, connect
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.storage.uri import is_s3, open_store, parse, run_and_step
+from sm_llm.storage.uri import is_s3, join, open_store, parse, run_and_step
 from sm_llm.terminal import echo, quoted
 
 if TYPE_CHECKING:
@@ -151,6 +152,8 @@ class Addresses:
             )
         if issue is not None:
             self._reported.append(it.address)
+            if issue.code == "start-checkpoint-not-found" and (meant := _run_of_name(it.plan.job, it.address)):
+                issue = replace(issue, remedy=f"Write the folder of the run: {_CHECKPOINT}={quoted(meant)}")
             yield replace(issue, path=f"{prefix}{it.path}", origin=it.plan.origins.get(it.path, ""))
 
 
@@ -186,6 +189,18 @@ LOCATION_CHECKERS: tuple[Checker[Addresses], ...] = (
 
 def _all_of(plans: Sequence[Plan]) -> list[Address]:
     return [Address(plan, *it) for plan in plans for it in _locations(plan.job)]
+
+
+def _run_of_name(job: JobSpec, location: str) -> str | None:
+    """The folder of the run in the job's storage whose name or id was given in place of an address."""
+    name, step = run_and_step(location)
+    root = storage_root(job)
+    folder = local_folder(root)
+    if "/" in name or folder is None or not folder.is_dir():
+        return None
+    # A run's id begins with its name and ends with its time, so the last one is the newest.
+    found = sorted(it.name for it in folder.iterdir() if f"{it.name}-".startswith(f"{name}-") and is_run_folder(it))
+    return f"{join(root, found[-1])}{'' if step is None else f'@{step}'}" if found else None
 
 
 def _locations(job: JobSpec) -> Iterator[tuple[str, str]]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sm_llm.errors import CheckpointError, StorageError
+from sm_llm.terminal import counted, size
+
+if TYPE_CHECKING:
+    from sm_llm.spec.training import JsonRowsData, RowsData
 
 # Files of a folder that are counted: more would delay every plan.
 _MOST_FILES = 10_000
@@ -43,8 +49,6 @@ def local_folder(uri: str | None, base: Path | None = None) -> Path | None:
 
 def contents(location: Path) -> str:
     """``12 files, 3.4 MB``: what a file or folder of this machine holds; of a very large folder that it is one."""
-    from sm_llm.terminal import counted, size
-
     found = [location] if location.is_file() else location.rglob("*")
     sizes: list[int] = []
     try:
@@ -57,6 +61,37 @@ def contents(location: Path) -> str:
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     return f"{counted(len(sizes), 'file')}, {size(sum(sizes))}" if sizes else "no files"
+
+
+def repeated_rows(data: RowsData | JsonRowsData) -> str | None:
+    """How the rows to validate on are among those to train on, in words; None where they are not, as far as is known.
+
+    Places are compared, and on this machine the files in them: links and copies are found, too.
+    """
+    if data.validation is None:
+        return None
+    train, validation = _normal(data.train), _normal(data.validation)
+    if train == validation:
+        return "is the location of task.data.train"
+    # Line files are read from all folders below; rows only from the files that their own folder lists.
+    if data.format == "json_rows" and f"{validation}/".startswith(f"{train}/"):
+        return "lies in task.data.train, whose folders are read as well"
+    if data.format == "json_rows" and f"{train}/".startswith(f"{validation}/"):
+        return "holds the folder of task.data.train, which is read as well"
+    own = {name: local_folder(getattr(data, name)) for name in ("train", "validation")}
+    if not all(it is not None and it.is_dir() for it in own.values()):
+        return None
+    from sm_llm.data.content import repeated_files
+
+    count, whole = repeated_files(data.model_copy(update={name: str(it) for name, it in own.items()}))
+    return f"holds {count} of {counted(whole, 'file')} that task.data.train holds as well" if count else None
+
+
+def _normal(location: str) -> str:
+    """One text for a location, by whatever path it is named."""
+    folder = local_folder(location)
+    # A folder of this machine may be reached by links.
+    return str(folder.resolve()) if folder is not None else posixpath.normpath(location).replace(":/", "://", 1)
 
 
 def _published(path: Path) -> Path:

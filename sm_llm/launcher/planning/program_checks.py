@@ -135,6 +135,8 @@ def local_program_issues(job: JobSpec) -> Iterator[Issue]:
             "Write it as UTF-8 text, in the syntax of .gitignore",
         )
         return
+    if tree is not None:
+        yield from _import_warnings(tree, task.entry)
     if tree is not None and tree.holds(REQUIREMENTS):
         yield from requirement_issues(tree.root / REQUIREMENTS, None)
     if task.entry.startswith(_MODULE):
@@ -142,6 +144,17 @@ def local_program_issues(job: JobSpec) -> Iterator[Issue]:
     elif tree is not None and not tree.holds(task.entry):
         is_there = (tree.root / task.entry).is_file()
         yield _left_out(task.entry) if is_there else _not_there(task.entry, f"Check the name in {tree.root}")
+
+
+def _import_warnings(tree: ProgramTree, entry: str) -> Iterator[Issue]:
+    """Files that do not parse, and modules of SageMaker's library that this environment lacks."""
+    from sm_llm.launcher.planning.removed_modules import import_warnings
+
+    try:
+        files = {file.relative_to(tree.root).as_posix(): file for file in tree.files()}
+    except (OSError, ValueError):
+        return  # copying them is what reports it
+    yield from import_warnings(files, None, entry, is_here=True)
 
 
 def _not_there(entry: str, remedy: str) -> Issue:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, warning
@@ -12,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sm_llm.launcher.images.images import Image
-    from sm_llm.launcher.planning.source_tree import SourceTree
 
 _PACKAGE = "torch.sagemaker"
 _FSDP_CHECKPOINT = "torch.sagemaker.distributed.fsdp.checkpoint"
@@ -38,12 +39,18 @@ _LISTED = 3
 _OPEN = tuple(name for name in _HELD if name not in (_PACKAGE, "torch.sagemaker.distributed"))
 
 
-def import_warnings(tree: SourceTree, image: Image | None, entry: str) -> Iterator[Issue]:
-    """A warning for every module that the program's files import and the image lacks; ``image`` None is one of its own.
+def import_warnings(
+    files: Mapping[str, Path], image: Image | None, entry: str, *, is_here: bool = False
+) -> Iterator[Issue]:
+    """A warning for every module that the program's files (name -> file) import and that is not where it runs.
 
-    Another one for files that are not Python as this interpreter reads it, the ``entry`` first.
+    ``image`` None is one of its own; ``is_here`` is a program that runs in this environment. Another warning for files
+    that are not Python as this interpreter reads it, the ``entry`` first.
     """
-    imported, broken = _imported(tree)
+    imported, broken = _imported(files)
+    lacking = image.name if image is not None and image.line != "smp" else ""
+    if is_here and not _has_library():
+        lacking = "this environment"
     yield from _syntax_warnings(broken, entry)
     for module, location in sorted(imported.items()):
         where, what = f"task.source/{location}", f"imports {module}, which"
@@ -53,23 +60,30 @@ def import_warnings(tree: SourceTree, image: Image | None, entry: str) -> Iterat
         if removed is not None:
             why, instead = _REMOVED[removed]
             yield warning("removed-module-imported", where, f"{what} {why}", remedy=instead)
-        elif _is_below(module, _PACKAGE) and image is not None and image.line != "smp":
-            remedy = "Set task.parallelism.strategy=smp for its image"
-            yield warning("smp-imported-without-its-image", where, f"{what} {image.name} does not hold", remedy=remedy)
+        elif _is_below(module, _PACKAGE) and lacking:
+            remedy = "Set task.parallelism.strategy=smp, on the backend sagemaker, for its image"
+            yield warning("smp-imported-without-its-image", where, f"{what} {lacking} does not hold", remedy=remedy)
         elif _is_below(module, _PACKAGE) and module not in _HELD and not any(_is_below(module, it) for it in _OPEN):
             message = f"{what} is not known to be in the library"
             yield warning("smp-module-unknown", where, message, remedy="Check its name")
+
+
+def _has_library() -> bool:
+    """Whether this environment has SMP v2, which is a part of its torch; torch itself is not loaded."""
+    found = find_spec("torch")
+    folders = found.submodule_search_locations or () if found is not None else ()
+    return any(Path(folder, "sagemaker").is_dir() for folder in folders)
 
 
 def _is_below(module: str, package: str) -> bool:
     return f"{module}.".startswith(f"{package}.")
 
 
-def _imported(tree: SourceTree) -> tuple[dict[str, str], dict[str, str]]:
+def _imported(files: Mapping[str, Path]) -> tuple[dict[str, str], dict[str, str]]:
     """Module -> the first file that imports it, of the packages that matter here; file -> why it does not parse."""
     found: dict[str, str] = {}
     broken: dict[str, str] = {}
-    for name, path in tree.files.items():
+    for name, path in files.items():
         if not name.endswith(".py"):
             continue
         try:

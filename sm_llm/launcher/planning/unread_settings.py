@@ -9,9 +9,11 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import DataError, Issue, warning
+from sm_llm.errors import DataError, Issue, SpecError, warning
 from sm_llm.launcher.planning.local_paths import local_folder
+from sm_llm.models.families.table import family
 from sm_llm.spec.inputs import S3Input, input_location
+from sm_llm.spec.job_machines import computes_on_cpu
 from sm_llm.spec.references import sources
 from sm_llm.spec.tasks import FetchTask, PrepareTask, TrainTask, training_of
 from sm_llm.spec.training import STREAM_BUILDERS
@@ -30,6 +32,7 @@ OF_SCHEDULES = {
     "plateau_patience": ("plateau",),
 }
 """Settings of the optimiser that only some schedules read; ``checks.check_optimiser`` warns of the others."""
+_ON_CPU = "the processes compute on the CPU, whose memory holds it anyway"
 _SAVED = "weights are saved in the format that they are trained in (task.precision.master)"
 _Reads = Callable[[TrainTask, "Draft"], bool]
 
@@ -73,6 +76,12 @@ OF_TRAININGS: dict[str, tuple[_Reads, str]] = {
         lambda task, _: task.optim.schedule not in ("constant", "plateau") or bool(task.optim.warmup_fraction),
         "the schedule spans no number of steps",
     ),
+    "parallelism.sharding": (
+        lambda task, draft: changed(task.parallelism, ["sharding"]) != "hybrid" or _has_copies(task, draft),
+        "one group holds all processes, which is full",
+    ),
+    "parallelism.offload_optimizer": (lambda _, draft: not computes_on_cpu(draft.job), _ON_CPU),
+    "parallelism.offload_activations": (lambda _, draft: not computes_on_cpu(draft.job), _ON_CPU),
     "parallelism.sequence_parallel": (
         lambda task, _: task.parallelism.degrees.tensor > 1,
         "it is for a tensor_parallel_degree above 1",
@@ -95,6 +104,17 @@ OF_TRAININGS: dict[str, tuple[_Reads, str]] = {
     "model.config.torch_dtype": (lambda *_: False, _SAVED),
 }
 """Path below the task -> whether the training reads it, and why not where it does not."""
+
+_NO_WINDOW = "no layer has a window: use_sliding_window is false"
+_NO_BALANCE = "training adds no balancing loss of the router"
+
+OF_MODELS: dict[tuple[str, str], str] = {
+    ("llama", "pretraining_tp"): "training reads it nowhere; task.parallelism.tensor_parallel_degree splits matrices",
+    ("mixtral", "output_router_logits"): _NO_BALANCE,
+    ("mixtral", "router_aux_loss_coef"): _NO_BALANCE,
+    **{(kind, name): _NO_WINDOW for kind in ("qwen2", "qwen3") for name in ("sliding_window", "max_window_layers")},
+}
+"""Family and field of its config -> why no training reads it."""
 
 OF_PREPARATIONS: dict[str, tuple[Callable[[PrepareTask], bool], str]] = {
     "seed": (lambda task: task.validation_fraction > 0, "it chooses what task.validation_fraction holds out"),
@@ -131,6 +151,7 @@ def check_unread_settings(draft: Draft) -> Iterator[Issue]:
     given: dict[str, str] = {}
     if isinstance(task, TrainTask):
         given = {path: why for path, (reads, why) in OF_TRAININGS.items() if not reads(task, draft)}
+        yield from _model_issues(task, draft)
         if task.optim.schedule == "plateau" and not has_validation(task):
             message = "the rate never falls: it follows validation loss, and task.data names no validation rows"
             yield warning("plateau-without-validation", "task.optim.schedule", message)
@@ -142,12 +163,37 @@ def check_unread_settings(draft: Draft) -> Iterator[Issue]:
         # A value that equals the default asks for nothing.
         if (value := changed(task, path.split("."))) is not None:
             yield warning("setting-without-effect", f"task.{path}", f"has no effect: {why}", value)
+    # The machines of a workflow are those of all its steps.
+    if draft.job.compute.gpu is not None and not isinstance(task, TrainTask) and not draft.upstream:
+        message = "has no effect: it is for the estimate of memory of a training"
+        yield warning("gpu-without-effect", "compute.gpu", message, draft.job.compute.gpu)
     yield from _variable_issues(draft)
     yield from _storage_issues(draft)
     for name, it in draft.job.inputs.items():
         if isinstance(it, S3Input) and it.mode == "File" and not draft.job.backend.mounts_inputs:
             message = "has no effect: only SageMaker mounts inputs"
             yield warning("input-mode-without-effect", f"inputs.{name}.mode", message, it.mode)
+
+
+def _model_issues(task: TrainTask, draft: Draft) -> Iterator[Issue]:
+    """Fields of a model's config that no training reads, where they differ from the family's own values."""
+    config = draft.config.value
+    if config is None:
+        return
+    kind = family(config)
+    for name, value in task.model.config.items():
+        why = OF_MODELS.get((kind.model_type, name))
+        if why is not None and value is not None and value != kind.fields[name].default:
+            yield warning("model-field-without-effect", f"task.model.config.{name}", f"has no effect: {why}", value)
+
+
+def _has_copies(task: TrainTask, draft: Draft) -> bool:
+    """Whether the parameters of a training are held more than once."""
+    compute = draft.job.compute
+    try:
+        return task.parallelism.layout(compute.world_size, compute.processes).replicate > 1
+    except SpecError:  # degrees that do not fit are refused by another check
+        return True
 
 
 def _variable_issues(draft: Draft) -> Iterator[Issue]:

@@ -184,12 +184,28 @@ def _of_another_by_other_name(kind: type[SpecModel], tree: Tree, key: str) -> st
 def _of_another(annotation: Any, tree: Tree, path: Path) -> str:
     """The message for a key of another class that may stand there: ``backend.spot`` of a local job."""
     key = tag(annotation)
+    if key is None:
+        return _of_one_of_two(annotation, tree, path)
     owners = [value for value, block in tag_values(annotation).items() if path[-1] in block.model_fields]
-    if key is None or not owners:
+    if not owners:
         return ""
     where = ".".join((*path[:-1], key))
     here = tree.get((*path[:-1], key))
     return f"It belongs to {where}: {' or '.join(owners)}{f'; here it is {here}' if here else ''}"
+
+
+def _of_one_of_two(annotation: Any, tree: Tree, path: Path) -> str:
+    """The message for keys of two classes that their keys alone distinguish: ``start.pretrained`` and
+    ``start.checkpoint``."""
+    own, given = path[-1], tree.get(path[:-1])
+    holders = [it for it in blocks(annotation) if own in it.model_fields]
+    others = [it for it in blocks(annotation) if own not in it.model_fields]
+    required = [name for it in others for name, field in it.model_fields.items() if field.is_required()]
+    beside = next((name for name in required if isinstance(given, dict) and name in given), None)
+    if not holders or beside is None:
+        return ""
+    holder = ".".join(path[:-1])
+    return f"{holder} has one of the two, {beside} or {own}: leave one out"
 
 
 def annotation_at(kind: type[SpecModel], tree: Tree, path: Path) -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sm_llm.launcher.planner import plan
+from sm_llm.launcher.planning import removed_modules
 from tests.launcher.sagemaker.conftest import SCRIPT, plan_of
 
 if TYPE_CHECKING:
@@ -56,3 +59,23 @@ def test_C10_an_older_image_still_has_it_and_another_line_has_nothing_of_it(tmp_
     assert warnings(tmp_path, old, "backend.image_version=2.3.1") == []
     (found,) = warnings(tmp_path, "import torch.sagemaker", smp=False)
     assert "task.parallelism.strategy=smp" in found
+
+
+@pytest.mark.parametrize("contract", ["null", "sagemaker"])
+def test_12f_a_local_plan_reads_the_program_as_well(contract: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def x(:")
+    (tmp_path / "other.py").write_text("import torch.sagemaker as tsm\nfrom torch.sagemaker.offload import x\n")
+    job = {"name": "s", "task": {"kind": "script", "entry": "train.py", "source": str(tmp_path)}}
+    changes = [] if contract == "null" else ["backend.contract=sagemaker", "compute.processes_per_instance=1"]
+    reported = "\n".join(plan(job, *changes)[0].warnings)
+    assert "task.entry: train.py does not start under Python" in reported
+    assert "imports torch.sagemaker, which this environment does not hold" in reported
+
+
+def test_12f_the_library_is_a_part_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch" / "sagemaker").mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").write_text("")
+    assert not removed_modules._has_library()
+    monkeypatch.setattr(removed_modules, "find_spec", lambda _: importlib.machinery.PathFinder.find_spec(
+        "torch", [str(tmp_path)]))  # fmt: skip
+    assert removed_modules._has_library()

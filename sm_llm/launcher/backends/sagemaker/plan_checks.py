@@ -220,7 +220,7 @@ def check_imports(it: Decided) -> Iterator[Issue]:
         from sm_llm.launcher.planning.program_checks import module_warnings
         from sm_llm.launcher.planning.removed_modules import import_warnings
 
-        yield from (*import_warnings(program, it.image, task.entry), *module_warnings(task.entry, program))
+        yield from (*import_warnings(program.files, it.image, task.entry), *module_warnings(task.entry, program))
 
 
 def check_network(it: Decided) -> Iterator[Issue]:

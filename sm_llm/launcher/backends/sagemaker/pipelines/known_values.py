@@ -21,12 +21,16 @@ _EXAMPLES: Mapping[str, tuple[Any, ...]] = {
     "TrainingJobName": ("pipelines-a1b2c3d4e5f6-train-Zy9Xw8Vu7T",),
     "ProcessingJobName": ("pipelines-a1b2c3d4e5f6-prepare-Zy9Xw8Vu7T",),
 }
-# Values of parameters without a default: a field that takes none of them takes no value of the type.
+# Values of parameters without a default: a field that takes none of them takes no value of the type. Among the large
+# ones are the largest disk in GiB, and more seconds than any job may run.
 _EXAMPLES_OF_TYPES: Mapping[str, tuple[Any, ...]] = {
-    "Integer": (1, 2, 64, 100_000, 0),
+    "Integer": (1, 2, 64, 16_384, 100_000, 10_000_000, 0),
     "Float": (0.5, 1e-4, 2.0, 1000.0, 0.0),
     "Boolean": (True, False),
 }
+
+ANY_NETWORK = {"backend.vpc.subnets": "subnet-00000000", "backend.vpc.security_group_ids": "sg-00000000"}
+"""Ids of the right form, which stand for lists that a pipeline alone knows."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +49,18 @@ def known_values(variable: Any) -> KnownValues:
         return KnownValues(tuple(dict.fromkeys([*([] if default is None else [default]), *choices])))
     if hasattr(variable, "on") and hasattr(variable, "values"):
         return _joined(variable)
-    expression = getattr(variable, "expr", None)
-    name = expression.get("Get", "") if isinstance(expression, dict) else ""
-    if isinstance(name, str) and name.startswith(_EXECUTION):
-        return KnownValues(examples=_EXAMPLES.get(name.removeprefix(_EXECUTION), ()))
-    if is_address(expression):
-        return KnownValues(examples=("s3://bucket/prefix",))
+    if found := expression_examples(getattr(variable, "expr", None)):
+        return KnownValues(examples=found)
     kind = getattr(getattr(variable, "parameter_type", None), "value", "")
     return KnownValues(examples=_EXAMPLES_OF_TYPES.get(kind, ()))
+
+
+def expression_examples(expression: Any) -> tuple[Any, ...]:
+    """What may stand for an expression whose value only an execution knows; empty where nothing is known of it."""
+    name = expression.get("Get", "") if isinstance(expression, dict) else ""
+    if isinstance(name, str) and name.startswith(_EXECUTION):
+        return _EXAMPLES.get(name.removeprefix(_EXECUTION), ())
+    return ("s3://bucket/prefix",) if is_address(expression) else ()
 
 
 def _joined(join: Any) -> KnownValues:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.hyperparameters import applied
-from sm_llm.contract.job_file import JOB_CHANNEL, JobFile
-from sm_llm.errors import Issue, SpecError, StorageError
+from sm_llm.contract.job_file import JobFile
+from sm_llm.errors import Issue, StorageError
+from sm_llm.launcher.backends.sagemaker.pipelines.defined_jobs import UNKNOWN, filled, jobs_of, steps_in, variables_in
+from sm_llm.launcher.backends.sagemaker.pipelines.job_values import (
+    job_issues,
+    named_at,
+    request_variables,
+    step_issues,
+    variables_at,
+)
 from sm_llm.launcher.backends.sagemaker.pipelines.run_address import address_issues
-from sm_llm.launcher.backends.sagemaker.pipelines.settled import PROBLEM, launched
 from sm_llm.runs.run_paths import JOB_FILE
 from sm_llm.spec.validation.fields import did_you_mean
 from sm_llm.spec.validation.runner import blocked_by
@@ -22,7 +29,6 @@ if TYPE_CHECKING:
 
     from sm_llm.spec.validation.runner import Checker
 
-_GET = "Parameters."
 # Issues of a value by itself: its effect on the steps adds no further issue.
 _OWN = (
     "pipeline-variable-unknown",
@@ -30,6 +36,14 @@ _OWN = (
     "pipeline-value-not-whole",
     "pipeline-value-not-a-number",
     "pipeline-value-not-boolean",
+)
+# Issues of values that the request would repeat.
+_ELSEWHERE = (
+    "pipeline-value-invalid-in-step",
+    "pipeline-values-fixed-at-launch",
+    "pipeline-value-not-in-s3",
+    "pipeline-value-not-an-address",
+    "pipeline-address-too-long",
 )
 
 
@@ -59,10 +73,25 @@ class GivenValues:
         """All variables as the service would take them: those that are not given by their defaults."""
         return {name: spelt(self.values.get(name, it.get("DefaultValue", ""))) for name, it in self.declared.items()}
 
-    @property
+    @cached_property
     def steps(self) -> list[dict[str, Any]]:
-        """The training steps of the definition."""
-        return list(training_steps(self.definition.get("Steps", ())))
+        """All steps of the definition, those of branches among them."""
+        return list(steps_in(self.definition.get("Steps", ())))
+
+    @cached_property
+    def before(self) -> dict[str, Any]:
+        """The values that the definition was checked with: defaults, each of its type."""
+        return {
+            name: _typed(it.get("Type"), spelt(it["DefaultValue"]))
+            for name, it in self.declared.items()
+            if "DefaultValue" in it
+        }
+
+    @cached_property
+    def known(self) -> dict[str, Any]:
+        """The values of the start, each of its type."""
+        given = {name: _typed(self.declared[name].get("Type"), spelt(it)) for name, it in self.values.items()}
+        return {**self.before, **given}
 
 
 def check_values(given: GivenValues) -> Iterator[Issue]:
@@ -74,16 +103,15 @@ def check_values(given: GivenValues) -> Iterator[Issue]:
 @blocked_by(*_OWN)
 def check_channels(given: GivenValues) -> Iterator[Issue]:
     """Values that a channel reads from, and that are no prefix in S3."""
-    texts = given.texts
     for step in given.steps:
-        for channel in step["Arguments"].get("InputDataConfig", ()):
-            uri = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
-            name = str(uri.get("Get", "")).removeprefix(_GET) if isinstance(uri, dict) else ""
-            if name in given.values and not is_prefix(texts[name]):
-                message = f"is read by the channel {channel['ChannelName']} of step {step['Name']}, and is not in S3"
-                yield Issue(
-                    "pipeline-value-not-in-s3", f"values.{name}", message, texts[name], "Write s3://bucket/prefix"
-                )
+        for job in jobs_of(step):
+            for channel in job.request.get("InputDataConfig", ()):
+                uri = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
+                names, location = sorted(variables_in(uri) & set(given.values)), filled(uri, given.known)
+                if names and location is not UNKNOWN and not is_prefix(str(location)):
+                    message = f"is read by the channel {channel['ChannelName']} of step {job.step}, and is not in S3"
+                    remedy = "Write s3://bucket/prefix"
+                    yield Issue("pipeline-value-not-in-s3", f"values.{names[0]}", message, str(location), remedy)
 
 
 @blocked_by(*_OWN)
@@ -93,20 +121,36 @@ def check_run_addresses(given: GivenValues) -> Iterator[Issue]:
 
 
 @blocked_by(*_OWN)
-def check_steps(given: GivenValues) -> Iterator[Issue]:
-    """Values that the worker of a step would refuse."""
-    texts = given.texts
+def check_jobs(given: GivenValues) -> Iterator[Issue]:
+    """Values with which a job's plan, or its worker, would refuse what it is given."""
     for step in given.steps:
-        used = {path: name for path, name in _variables(step["Arguments"]) if name in texts}
-        # Defaults were checked when the pipeline was defined.
-        if not set(used.values()) & set(given.values):
-            continue
-        folder = _job_folder(step["Arguments"])
-        if folder is not None and (job := given.read(folder)) is not None:
-            yield from _step_issues(job, used, texts, given.values)
+        for job in jobs_of(step):
+            paths, folder = variables_at(job), job.job_folder
+            # Defaults were checked when the pipeline was defined.
+            if folder is None or not set().union(*paths.values()) & set(given.values):
+                continue
+            if (file := given.read(folder)) is not None:
+                for issue in job_issues(job, file, given.known, given.before):
+                    yield _of_values(issue, given, paths)
 
 
-VALUE_CHECKERS: tuple[Checker[GivenValues], ...] = (check_values, check_channels, check_run_addresses, check_steps)
+@blocked_by(*_OWN, *_ELSEWHERE)
+def check_requests(given: GivenValues) -> Iterator[Issue]:
+    """Values that the service would refuse in the request of a step of ours."""
+    for step in given.steps:
+        if any(job.job_folder is not None for job in jobs_of(step)):
+            paths = dict(request_variables(step["Arguments"]))
+            for issue in step_issues(step, given.known, given.before):
+                yield _of_values(issue, given, paths)
+
+
+VALUE_CHECKERS: tuple[Checker[GivenValues], ...] = (
+    check_values,
+    check_channels,
+    check_run_addresses,
+    check_jobs,
+    check_requests,
+)
 
 
 def is_prefix(text: str) -> bool:
@@ -115,16 +159,6 @@ def is_prefix(text: str) -> bool:
         return is_s3(text) and parse(text).bucket is not None
     except StorageError:
         return False
-
-
-def training_steps(steps: Any) -> Iterator[dict[str, Any]]:
-    """The training steps of a definition, those of the branches of conditions among them."""
-    for step in steps:
-        arguments = step.get("Arguments", {})
-        if step.get("Type") == "Training":
-            yield step
-        for branch in ("IfSteps", "ElseSteps"):
-            yield from training_steps(arguments.get(branch, ()))
 
 
 def job_in(folder: str) -> JobFile | None:
@@ -177,48 +211,21 @@ def _reads_as(kind: type[int] | type[float], text: str) -> bool:
     return True
 
 
-def _variables(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Hyperparameter and variable, where the one is the value of the other."""
-    for path, value in arguments.get("HyperParameters", {}).items():
-        # A variable that is not text is joined of one part to become text.
-        joined = value.get("Std:Join", {}).get("Values", [value]) if isinstance(value, dict) else []
-        named = joined[0].get("Get") if len(joined) == 1 and isinstance(joined[0], dict) else None
-        if isinstance(named, str) and named.startswith(_GET):
-            yield path, named.removeprefix(_GET)
+def _typed(kind: Any, text: str) -> Any:
+    """The text of a value as the service puts it where a parameter of that type stands alone."""
+    if kind == "Boolean":
+        return text.lower() == "true"
+    return int(text) if kind == "Integer" else float(text) if kind == "Float" else text
 
 
-def _job_folder(arguments: Mapping[str, Any]) -> str | None:
-    """The folder in S3 with a step's job file; None for steps of other jobs, and where only an execution knows it."""
-    for channel in arguments.get("InputDataConfig", ()):
-        uri = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
-        if channel.get("ChannelName") == JOB_CHANNEL and isinstance(uri, str):
-            return f"{uri.rstrip('/')}/"
-    return None
-
-
-def _step_issues(
-    job: JobFile, used: Mapping[str, str], texts: Mapping[str, str], values: Mapping[str, Any]
-) -> Iterator[Issue]:
-    """What the worker of a step would refuse of the values of all its variables together."""
-    try:
-        changed, _ = applied(job, {path: texts[name] for path, name in used.items()})
-    except SpecError as error:
-        for issue in error.issues:
-            path = next((it for it in used if f"{issue.path}.".startswith(f"{it}.")), None)
-            name = used[path] if path is not None else next(it for it in used.values() if it in values)
-            yield Issue(
-                "pipeline-value-invalid-in-step",
-                f"values.{name}",
-                f"{issue.path}: {issue.message}",
-                texts[name],
-                issue.remedy,
-            )
-        return
-    if launched(changed.spec) != launched(job.spec):
-        listed = ", ".join(sorted(set(used.values()) & set(values)))
-        yield Issue(
-            "pipeline-values-fixed-at-launch",
-            "values",
-            f"{listed}: {PROBLEM}",
-            remedy="Write the values into the workflow and store it again",
-        )
+def _of_values(issue: Issue, given: GivenValues, paths: Mapping[str, set[str]]) -> Issue:
+    """An issue of a job or a request as one of the value that leads to it."""
+    used = sorted(set().union(*paths.values()) & set(given.values))
+    if issue.path == "values":
+        return replace(issue, message=f"{', '.join(used)}: {issue.message}")
+    name = named_at(issue.path, paths, given.values) or (used[0] if len(used) == 1 else None)
+    message = f"{issue.path}: {issue.message}"
+    # An issue of several values together names all that may be the cause.
+    path, message = ("values", f"{', '.join(used)}: {message}") if name is None else (f"values.{name}", message)
+    value: dict[str, Any] = {} if name is None else {"value": given.texts[name]}
+    return Issue("pipeline-value-invalid-in-step", path, message, remedy=issue.remedy, **value)

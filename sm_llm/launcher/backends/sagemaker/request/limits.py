@@ -88,8 +88,10 @@ def _walk(shape: Any, value: Any, path: str) -> Iterator[Issue]:
     elif shape.type_name == "string":
         yield from _text(shape, value, path)
     # A bool is an int in Python, for botocore as well, but not a number for the service.
-    elif shape.type_name in _NUMBERS and isinstance(value, bool):
+    elif shape.type_name in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float)):
         yield Issue("request-number-expected", path, "must be a number", value)
+    elif shape.type_name == "boolean" and not isinstance(value, bool):
+        yield Issue("request-flag-expected", path, "must be true or false", value)
     elif shape.type_name in ("integer", "long"):
         yield from _size(shape, value, path, "", value)
 
@@ -152,8 +154,7 @@ def _python_pattern(pattern: str) -> str:
     return pattern
 
 
-# Path in the request -> field of the specification.
-_FIELDS = {
+FIELDS = {
     "TrainingJobName": "name",
     "RoleArn": "backend.role",
     "AlgorithmSpecification.TrainingImage": "backend.image_uri",
@@ -166,6 +167,11 @@ _FIELDS = {
     "ResourceConfig.TrainingPlanArn": "backend.training_plan_arn",
     "ResourceConfig.InstanceGroups": "backend.instance_groups",
     "ResourceConfig.InstanceType": "compute.instance_type",
+    "ResourceConfig.VolumeSizeInGB": "backend.volume_size_gb",
+    "ResourceConfig.InstanceCount": "compute.instance_count",
+    "EnableManagedSpotTraining": "backend.spot",
+    "EnableInterContainerTrafficEncryption": "backend.encrypt_inter_container_traffic",
+    "RemoteDebugConfig.EnableRemoteDebug": "backend.remote_debug",
     "VpcConfig.Subnets": "backend.vpc.subnets",
     "VpcConfig.SecurityGroupIds": "backend.vpc.security_group_ids",
     "RetryStrategy.MaximumRetryAttempts": "backend.max_retry_attempts",
@@ -174,6 +180,7 @@ _FIELDS = {
     "Environment": "environment",
     "Tags": "backend.tags",
 }
+"""Path in the request -> field of the specification."""
 
 # Lists of the request that are mappings in the specification, and what names an entry.
 _NAMED = {"InputDataConfig": "ChannelName", "Tags": "Key"}
@@ -201,10 +208,10 @@ def request_issues(request: dict[str, Any]) -> Iterator[Issue]:
 
 def _named(issue: Issue, request: Mapping[str, Any]) -> Issue:
     """An issue under the name that the user gave the value by."""
-    prefix = next((it for it in _FIELDS if issue.path == it or issue.path.startswith(f"{it}.")), None)
+    prefix = next((it for it in FIELDS if issue.path == it or issue.path.startswith(f"{it}.")), None)
     if prefix is None:
         return issue
-    field = _FIELDS[prefix]
+    field = FIELDS[prefix]
     rest = issue.path[len(prefix) :]
     if rest and prefix in _NAMED:
         # The path has the position in the list, and the user wrote a name.

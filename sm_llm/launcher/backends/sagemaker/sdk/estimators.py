@@ -33,7 +33,7 @@ from sm_llm.launcher.backends.sagemaker.sdk.sdk_checks import (
 )
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_effects import METHODS
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_inputs import inputs_by_name, specified, variables_of
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import as_fields
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import as_fields, plan_with
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_pipelines import watch_pipelines
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import defaults_of, is_pipeline, was_created
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_tuner import watch_tuners
@@ -252,9 +252,9 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         # From now on another fit is another run, even if the job could not be created.
         self._fitted = True
         name = job_name or self._staged.request["TrainingJobName"]
+        self.show_start()
         if in_pipeline:
             return self._fit_step(inputs, job_name, merged, wait=wait, logs=logs, **options)
-        echo(*self._staged.plan.start_lines(), err=True)
         session, output_path = self.sagemaker_session, self.output_path
         # The name is ours, so the claimed attempt leads to the job before the job exists.
         native_id = f"{session.boto_region_name}/{name}"
@@ -275,6 +275,12 @@ class _OfRuns(_SDK):  # type: ignore[misc]
             with of_session(session):
                 self._staged.close(native_id, error)
             raise
+
+    def show_start(self) -> None:
+        """Print what the job trains on and starts from, and the warnings of its plan: on standard error."""
+        with defaults_of(self.sagemaker_session, self._arguments):
+            shown_plan = plan_with(self.submission, self.plan, self._given["hyperparameters"])
+        echo(*shown_plan.start_lines(), err=True)
 
     def _fit_step(self, inputs: Any, job_name: Any, merged: Any, **options: Any) -> Any:
         """The arguments of a step. What of its inputs only the pipeline knows is part of its run's address."""

@@ -6,6 +6,7 @@ anything is stored: the SDK stores code first, and much of what it is given it d
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,11 @@ from sm_llm.launcher.backends.sagemaker.sdk.estimator_address import address_iss
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_attributes import changed_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import (
     argument_issues,
+    example_fields,
     fit_issues,
     hyperparameter_issues,
     known_fields,
+    shown,
     twice_issues,
 )
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_passed import option_issues, passed_issues
@@ -121,17 +124,35 @@ class JobOfVariables:
 
 def check_known_values(it: JobOfVariables) -> Iterator[Issue]:
     """Defaults and other choices of pipeline variables that stand for fields: as of the values themselves."""
-    from sm_llm.launcher.planner import load_whole
-
     for changed in known_fields(it.rest):
-        try:
-            planned(load_whole(it.loaded.spec, fields=changed))
-        except (SpecError, PlanError) as error:
-            yield from (replace(issue, origin="a default or choice of its variable") for issue in error.issues)
+        if found := _changed_issues(it.loaded, changed):
+            yield from (replace(issue, origin="a default or choice of its variable") for issue in found)
             return  # another choice would repeat them
 
 
-KNOWN_VALUE_CHECKERS: tuple[Checker[JobOfVariables], ...] = (check_known_values,)
+def check_possible_values(it: JobOfVariables) -> Iterator[Issue]:
+    """Pipeline variables of which only the type is known, for fields that take no value of the type."""
+    first = next(known_fields(it.rest), {})
+    # What the others are refused for, no value of this one repairs.
+    several = [] if first and _changed_issues(it.loaded, first) else example_fields(it.rest)
+    for target, variable, examples in several:
+        tried = (_changed_issues(it.loaded, {**first, target: example}) for example in examples)
+        if len(refused := list(itertools.takewhile(bool, tried))) == len(examples):
+            yield from (replace(issue, value=shown(variable)) for issue in refused[0])
+
+
+def _changed_issues(loaded: Loaded, changed: Mapping[str, Any]) -> list[Issue]:
+    """What the plan refuses of a job with other values of some fields."""
+    from sm_llm.launcher.planner import load_whole
+
+    try:
+        planned(load_whole(loaded.spec, fields=changed))
+    except (SpecError, PlanError) as error:
+        return list(error.issues)
+    return []
+
+
+KNOWN_VALUE_CHECKERS: tuple[Checker[JobOfVariables], ...] = (check_known_values, check_possible_values)
 
 
 @dataclass(frozen=True)

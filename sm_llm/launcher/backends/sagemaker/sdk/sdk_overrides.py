@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.hyperparameters import applied, is_reserved, overrides
 from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.errors import Issue, PlanError, SpecError
-from sm_llm.launcher.backends.sagemaker.pipelines.known_values import fillings, is_known, known_values
+from sm_llm.launcher.backends.sagemaker.pipelines.known_values import ANY_NETWORK, fillings, is_known, known_values
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import spelt
 from sm_llm.launcher.backends.sagemaker.pipelines.settled import PROBLEM, launched, variable_issue
 from sm_llm.launcher.backends.sagemaker.request.limits import limit_issues
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 # Arguments whose keys are names.
 _NAMED_BY_KEY = ("environment", "hyperparameters")
 _KEEP = "Keep one of the two"
-# Ids of the right form, which stand for lists that a pipeline alone knows.
-_NETWORK = {"backend.vpc.subnets": "subnet-00000000", "backend.vpc.security_group_ids": "sg-00000000"}
 
 
 def as_fields(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -72,12 +70,22 @@ def known_fields(rest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     found = {EFFECTS[name].target: [_plain(name, it) for it in fillings(value)] for name, value in given}
     found = {target: values for target, values in found.items() if values}
     # The two lists are checked together, and of one nothing may be known.
-    if len(network := [it for it in _NETWORK if it in found]) == 1:
-        found |= {target: [[entry]] for target, entry in _NETWORK.items() if target not in network}
+    if len(network := [it for it in ANY_NETWORK if it in found]) == 1:
+        found |= {target: [[entry]] for target, entry in ANY_NETWORK.items() if target not in network}
     first = {target: values[0] for target, values in found.items()}
     if first:
         yield first
     yield from ({**first, target: other} for target, values in found.items() for other in values[1:])
+
+
+def example_fields(rest: Mapping[str, Any]) -> Iterator[tuple[str, Any, list[Any]]]:
+    """Fields that single variables without known values stand for: path, variable, and values of its type.
+
+    A field that takes none of them takes no value that the variable can have.
+    """
+    for name, value in rest.items():
+        if EFFECTS[name].kind == "field" and hasattr(value, "expr") and (examples := known_values(value).examples):
+            yield EFFECTS[name].target, value, [_plain(name, it) for it in examples]
 
 
 def _known_entries(value: Any) -> Any:
@@ -297,7 +305,7 @@ def hyperparameter_issues(submission: Submission, plan: Plan, given: Mapping[str
     refused = {issue.path for issue in named}  # their default values would be refused once more
     given = {name: value for name, value in given.items() if f"hyperparameters.{name}" not in refused}
     try:
-        texts = {name: json.dumps(value) for name, value in given.items() if not is_variable(value)}
+        texts = _known_texts(given)
     except (TypeError, ValueError) as error:
         yield Issue(
             "hyperparameters-not-json",
@@ -307,7 +315,6 @@ def hyperparameter_issues(submission: Submission, plan: Plan, given: Mapping[str
         return
     variables = {name: it for name, it in given.items() if hasattr(it, "expr")}
     known = {name: known_values(it) for name, it in variables.items()}
-    texts |= {name: spelt(it.every[0]) for name, it in known.items() if it.every}
     found = list(_text_issues(submission, plan, texts))
     yield from found
     for name, it in known.items() if not found else ():
@@ -317,6 +324,24 @@ def hyperparameter_issues(submission: Submission, plan: Plan, given: Mapping[str
         yield from (issue for issues in others for issue in issues)
         if tried and all(tried):
             yield from (replace(issue, value=shown(variables[name])) for issue in tried[0])
+
+
+def _known_texts(given: Mapping[str, Any]) -> dict[str, str]:
+    """Texts of hyperparameters; of variables their default or first choice. Raises ``TypeError`` and ``ValueError``."""
+    known = {name: known_values(it).every for name, it in given.items() if hasattr(it, "expr")}
+    fixed = {name: json.dumps(value) for name, value in given.items() if not is_variable(value)}
+    return fixed | {name: spelt(values[0]) for name, values in known.items() if values}
+
+
+def plan_with(submission: Submission, plan: Plan, given: Mapping[str, Any]) -> Plan:
+    """The plan of the job as the hyperparameters that it was ``given`` change it, which have no issues."""
+    try:
+        changes = applied(submission.job, _known_texts(given))[1]
+        # Variables that come as hyperparameters have other limits than those of the request.
+        own = [it for it in changes if not it.startswith("environment.")]
+        return plan_loaded(load_whole(plan.job, own))[0] if own else plan
+    except (SpecError, PlanError):  # values that fit beside those of a tuning job's ranges alone
+        return plan
 
 
 def _text_issues(submission: Submission, plan: Plan, texts: Mapping[str, str]) -> Iterator[Issue]:

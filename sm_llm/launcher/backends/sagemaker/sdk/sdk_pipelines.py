@@ -8,28 +8,37 @@ wrapped once.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.contract.hyperparameters import is_reserved
+from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.errors import Issue
-from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import (
-    VALUE_CHECKERS,
-    GivenValues,
-    job_in,
-    training_steps,
-)
+from sm_llm.launcher.backends.sagemaker.pipelines.defined_jobs import jobs_of, steps_in
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import VALUE_CHECKERS, GivenValues, job_in
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
+from sm_llm.spec.references import sources
 from sm_llm.spec.validation.runner import refuse, run
 from sm_llm.storage.s3.s3_client import as_session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
+    from sm_llm.contract.job_file import JobFile
     from sm_llm.spec.validation.runner import Checker
 
 _PROPERTY = re.compile(r'"Get": "Steps\.([^."\[]+)')
 """A property of another step, as definitions name it."""
+_TRIAL = re.compile(r'"Get": "Steps\.([^."\[]+)\.[^"]*TrainingJobName"')
+"""The name of a trial's job."""
+_ARCHIVE = "model.tar.gz"
+# Blocks of a request with what a step writes and is named by; a channel brings its own job file.
+_WRITTEN = ("Tags", "OutputDataConfig", "ProcessingOutputConfig", "TransformOutput", JOB_CHANNEL)
 
 
 def watch_pipelines() -> None:
@@ -44,7 +53,8 @@ def watch_pipelines() -> None:
     @functools.wraps(original)
     def definition(self: Any) -> str:
         text: str = original(self)
-        refuse(run(WRITTEN_PIPELINE_CHECKERS, json.loads(text)))
+        with _session_of(self):
+            refuse(run(WRITTEN_PIPELINE_CHECKERS, WrittenPipeline(json.loads(text), job_in)))
         return text
 
     begin = Pipeline.start
@@ -61,73 +71,147 @@ def watch_pipelines() -> None:
 
 def _check_start(pipeline: Any, values: Any) -> None:
     """Raise ``PlanError`` for values that a step of ours cannot take; pipelines of others are left alone."""
-    if not isinstance(values, dict) or not values or not hasattr(pipeline.sagemaker_session, "boto_session"):
+    if not isinstance(values, dict) or not values:
         return
     # The pipeline in hand, not the stored one: it may have changed since, and upsert is the caller's.
     found = json.loads(pipeline.definition())
-    tags = (tag for step in training_steps(found["Steps"]) for tag in step["Arguments"].get("Tags", ()))
-    if any(tag["Key"] == RUN_TAG for tag in tags):
-        with as_session(pipeline.sagemaker_session.boto_session._session):
+    if any(job.job_folder is not None for step in steps_in(found["Steps"]) for job in jobs_of(step)):
+        with _session_of(pipeline):
             refuse(run(VALUE_CHECKERS, GivenValues(found, values, job_in)))
 
 
-def check_step_addresses(definition: Mapping[str, Any]) -> Iterator[Issue]:
+def _session_of(pipeline: Any) -> AbstractContextManager[None]:
+    """Inside, S3 is read with the credentials of a pipeline's session."""
+    boto = getattr(pipeline.sagemaker_session, "boto_session", None)
+    return nullcontext() if boto is None else as_session(boto._session)
+
+
+@dataclass(frozen=True)
+class WrittenPipeline:
+    """A pipeline as it was written by hand. ``read`` gives the job file in a folder in S3, or None."""
+
+    definition: Mapping[str, Any]
+    read: Callable[[str], JobFile | None]
+
+
+def check_step_addresses(pipeline: WrittenPipeline) -> Iterator[Issue]:
     """An issue for every step whose run lies where that of an earlier step does."""
     first: dict[str, str] = {}
-    for step in training_steps(definition["Steps"]):
-        for tag in step["Arguments"].get("Tags", ()):
-            if tag["Key"] != RUN_TAG:
-                continue
-            name, address = step["Name"], json.dumps(tag["Value"])
-            # An address may hold variables of the pipeline: equal JSON is an equal address in every execution.
-            other = first.setdefault(address, name)
-            if other != name:
-                problem = f"its run would lie where that of {other} does: specification, arguments and inputs are equal"
-                remedy = f"Name one of them differently: sm_llm.estimator(spec, 'name={name.lower()}', ...)"
-                yield Issue("step-address-shared", f"steps.{name}", problem, tag["Value"], remedy)
+    # The trials of a tuning job have addresses of their own below that of its step.
+    training = (step for step in steps_in(pipeline.definition["Steps"]) if step["Type"] == "Training")
+    for name, address in _runs(training).items():
+        # An address may hold variables of the pipeline: equal JSON is an equal address in every execution.
+        other = first.setdefault(json.dumps(address), name)
+        if other != name:
+            problem = f"its run would lie where that of {other} does: specification, arguments and inputs are equal"
+            remedy = f"Name one of them differently: sm_llm.estimator(spec, 'name={name.lower()}', ...)"
+            yield Issue("step-address-shared", f"steps.{name}", problem, address, remedy)
 
 
-def check_step_order(definition: Mapping[str, Any]) -> Iterator[Issue]:
-    """An issue for every step that reads below the run of another step and does not wait for it.
+def check_step_order(pipeline: WrittenPipeline) -> Iterator[Issue]:
+    """An issue for every step that holds an address below the run of another step and does not wait for it.
 
     The SDK derives the order from properties of steps, and an address is plain text to it. Both steps would start at
-    once, and the reader finds nothing, or what the execution before has left. Branches of conditions are left alone:
-    what they wait for is the condition's.
+    once, and the reader finds nothing, or what the execution before has left. Steps of every type read addresses: in
+    channels and inputs, in hyperparameters, arguments and variables, and ours in what their job file names.
     """
-    steps = definition["Steps"]
-    runs = {
+    steps = list(steps_in(pipeline.definition["Steps"]))
+    runs, after = _runs(steps), _order(pipeline.definition["Steps"])
+    # Of a single step there is nothing to wait for, and no job file to read.
+    for step in steps if len(steps) > 1 and runs else ():
+        name = step["Name"]
+        # The arguments of a condition hold the steps of its branches, which are judged by themselves.
+        arguments = step["Arguments"].get("Conditions", []) if step["Type"] == "Condition" else step["Arguments"]
+        for where, address in [*_addresses(arguments), *_read_by_jobs(step, pipeline.read)]:
+            # The address of a run may lie below that of another, of the same specification with less given.
+            holding = [it for it, run_address in runs.items() if _holds(address, run_address)]
+            other = max(holding, key=lambda it: len(json.dumps(runs[it])), default=name)
+            if other != name and other not in _waits_for(name, after):
+                problem = f"reads what {other} publishes, and does not wait for it"
+                remedy = f"Write {step['Type']}Step(..., depends_on=[{other!r}])"
+                yield Issue("step-order-missing", f"steps.{name}.{where}", problem, address, remedy)
+
+
+def check_trial_archives(pipeline: WrittenPipeline) -> Iterator[Issue]:
+    """An issue for every address of a trial's model.tar.gz, as ``TuningStep.get_top_model_s3_uri`` makes it.
+
+    A run publishes files, so nothing lies there: the next step would fail when all trials are paid for.
+    """
+    steps = list(steps_in(pipeline.definition["Steps"]))
+    runs = _runs(steps)
+    for step in steps:
+        for where, address in _addresses(step["Arguments"]) if step["Type"] != "Condition" else ():
+            text = json.dumps(address)
+            for name in _TRIAL.findall(text) if _ARCHIVE in text else ():
+                if name in runs:
+                    problem = f"names a {_ARCHIVE}, and the trials of {name} publish their results as files"
+                    remedy = (
+                        "Write Join(on='/', values=[estimator.run_uri, 'trials', "
+                        "step.properties.BestTrainingJob.TrainingJobName, 'result'])"
+                    )
+                    yield Issue("trial-archive-missing", f"steps.{step['Name']}.{where}", problem, address, remedy)
+
+
+def _runs(steps: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Step -> the address of its run, where it has one."""
+    return {
         step["Name"]: tag["Value"]
         for step in steps
-        for tag in step.get("Arguments", {}).get("Tags", ())
-        if step.get("Type") == "Training" and tag["Key"] == RUN_TAG
+        for tag in step["Arguments"].get("Tags", ())
+        if isinstance(tag, dict) and tag.get("Key") == RUN_TAG
     }
+
+
+def _addresses(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Where a part of a definition holds a text or a join of texts that is read, and that."""
+    if isinstance(value, str) or (isinstance(value, dict) and "Std:Join" in value):
+        yield path, value
+    elif isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            channel = (item.get("ChannelName") or item.get("InputName")) if isinstance(item, dict) else None
+            # What a step writes, and its own job file and code, may lie below the run of another step.
+            if (name := str(channel or key)) not in _WRITTEN and not is_reserved(name):
+                found = _addresses(item, f"{path}.{name}".strip("."))
+                # A channel has one address, and its name is what the user gave.
+                yield from ((name, it) for _, it in found) if channel else found
+
+
+def _read_by_jobs(step: Mapping[str, Any], read: Callable[[str], JobFile | None]) -> Iterator[tuple[str, str]]:
+    """Field and address of what a job of ours reads without a channel."""
+    for job in jobs_of(step):
+        if (folder := job.job_folder) is not None and (file := read(folder)) is not None:
+            yield from sources(file.spec).items()
+
+
+def _holds(address: Any, folder: Any) -> bool:
+    """Whether a text, or a join of parts, names ``folder`` or what lies below it."""
+    if not isinstance(folder, str):
+        return json.dumps(folder) in json.dumps(address)
+    if isinstance(address, dict):
+        known = itertools.takewhile(lambda it: isinstance(it, str), address["Std:Join"]["Values"])
+        address = str(address["Std:Join"]["On"]).join(known)
+    return re.search(rf"{re.escape(folder)}(?![\w.-])", address) is not None
+
+
+def _order(steps: Any, inherited: frozenset[str] = frozenset()) -> dict[str, set[str]]:
+    """Step -> what ends before it starts: the steps that it names, and those whose properties it reads.
+
+    Steps of a branch wait for what their condition waits for; who waits for a condition waits for its branches.
+    """
+    found: dict[str, set[str]] = {}
     for step in steps:
-        for channel in step.get("Arguments", {}).get("InputDataConfig", ()):
-            location = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
-            for other, run_address in runs.items():
-                if other == step["Name"] or not _is_below(location, run_address):
-                    continue
-                if other not in _waits_for(step["Name"], steps):
-                    problem = f"reads what {other} publishes, and does not wait for it"
-                    remedy = f"Write TrainingStep(..., depends_on=[{other!r}])"
-                    where = f"steps.{step['Name']}.{channel['ChannelName']}"
-                    yield Issue("step-order-missing", where, problem, location, remedy)
+        arguments, branches = step.get("Arguments", {}), {}
+        is_condition = step.get("Type") == "Condition"
+        read = arguments.get("Conditions", ()) if is_condition else arguments
+        own = inherited.union(step.get("DependsOn", ()), _PROPERTY.findall(json.dumps(read)))
+        if is_condition:
+            branches = _order([*arguments.get("IfSteps", ()), *arguments.get("ElseSteps", ())], own)
+        found |= {step["Name"]: {*own, *branches}, **branches}
+    return found
 
 
-def _is_below(location: Any, folder: Any) -> bool:
-    """Whether an address, a text or a join of parts, begins with ``folder``."""
-    if isinstance(location, str) and isinstance(folder, str):
-        return f"{location}/".startswith(f"{folder}/")
-    # A join of variables and texts is JSON in both: what begins with the folder's join contains it.
-    return not isinstance(folder, str) and json.dumps(folder) in json.dumps(location)
-
-
-def _waits_for(name: str, steps: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The steps that end before this one starts: those it names, those whose properties it reads, and theirs."""
-    after = {
-        step["Name"]: {*step.get("DependsOn", ()), *_PROPERTY.findall(json.dumps(step.get("Arguments", {})))}
-        for step in steps
-    }
+def _waits_for(name: str, after: Mapping[str, set[str]]) -> set[str]:
+    """The steps that end before this one starts, at once or by way of others."""
     found: set[str] = set()
     waiting = [name]
     while waiting:
@@ -137,4 +221,8 @@ def _waits_for(name: str, steps: Sequence[Mapping[str, Any]]) -> set[str]:
     return found
 
 
-WRITTEN_PIPELINE_CHECKERS: tuple[Checker[Mapping[str, Any]], ...] = (check_step_addresses, check_step_order)
+WRITTEN_PIPELINE_CHECKERS: tuple[Checker[WrittenPipeline], ...] = (
+    check_step_addresses,
+    check_step_order,
+    check_trial_archives,
+)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.hyperparameters import applied
 from sm_llm.errors import Issue, PlanError, SpecError
 from sm_llm.launcher.backends.sagemaker.pipelines.known_values import fillings
+from sm_llm.launcher.backends.sagemaker.pipelines.tuning_trials import SETTINGS, together_issues, trials, tried_numbers
 from sm_llm.launcher.backends.sagemaker.request.limits import known_values, value_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import hyperparameter_issues, is_variable, shown
 from sm_llm.launcher.planner import load_whole, plan_loaded
@@ -22,33 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _OPERATION = "CreateHyperParameterTuningJob"
-_CONFIG = "HyperParameterTuningJobConfig"
-# Setting of a tuner -> its place in the request.
-_SETTINGS = {
-    "strategy": f"{_CONFIG}.Strategy",
-    "max_jobs": f"{_CONFIG}.ResourceLimits.MaxNumberOfTrainingJobs",
-    "max_parallel_jobs": f"{_CONFIG}.ResourceLimits.MaxParallelTrainingJobs",
-    "max_runtime_in_seconds": f"{_CONFIG}.ResourceLimits.MaxRuntimeInSeconds",
-    "early_stopping_type": f"{_CONFIG}.TrainingJobEarlyStoppingType",
-    "objective_type": f"{_CONFIG}.HyperParameterTuningJobObjective.Type",
-    "random_seed": f"{_CONFIG}.RandomSeed",
-    "strategy_config": f"{_CONFIG}.StrategyConfig",
-    "completion_criteria_config": f"{_CONFIG}.TuningJobCompletionCriteria",
-    "warm_start_config": "WarmStartConfig",
-    "tags": "Tags",
-}
 _LOCATION = "HyperParameterTuningJobConfig.ParameterRanges.CategoricalParameterRanges.*"
 _KINDS = ("Continuous", "Integer", "Categorical")
-# A range of so many whole numbers is tried as a whole.
-_MOST_VALUES = 64
 # Quota of the service; its model has a limit for each kind of range alone.
 _MOST_RANGES = 30
 # End of the codes of warnings of a value that the job does not read.
 _UNREAD = "-without-effect"
-# Where in a continuous range a value is tried, beside its ends: no round number.
-_INSIDE = (math.sqrt(5) - 1) / 2
-# Combinations of values that are tried; with more, each value is tried with the first and the last of the others.
-_MOST_TRIALS = 32
 
 
 def range_issues(ranges: Mapping[Any, Any], given: Mapping[str, Any]) -> Iterator[Issue]:
@@ -183,7 +163,7 @@ def _overlap(first: str, second: str) -> bool:
 
 def trial_issues(estimator: Any, ranges: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Issue]:
     """The first issue of a trial: its values as the worker reads them, all together and with those that are set."""
-    for values in _trials({name: _tried(value) for name, value in ranges.items()}):
+    for values in trials({name: _tried(value) for name, value in ranges.items()}):
         for issue in hyperparameter_issues(estimator.submission, estimator.plan, {**given, **values}):
             yield _of_ranges(issue, estimator, ranges, values, given)
             return
@@ -227,26 +207,9 @@ def _working(estimator: Any, value: Any, name: str, trial: Mapping[str, Any]) ->
 
 
 def _tried(value: Any) -> list[Any]:
-    """Values of a range that are tried: all of a small one of whole numbers, else its ends and some between."""
-    if value.__name__ == "Categorical":
-        return list(value.values)
-    ends = [value.min_value, value.max_value]
-    if value.__name__ == "Integer":
-        low, high = ends
-        if high - low < _MOST_VALUES:
-            return list(range(low, high + 1))
-        return [low, low + 1, low + 2, low + round((high - low) * _INSIDE), high - 1, high]
-    return [*ends, value.min_value + (value.max_value - value.min_value) * _INSIDE]
-
-
-def _trials(tried: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    # Every combination of a few values; of many, each range alone with the others at their ends.
-    if math.prod(map(len, tried.values())) <= _MOST_TRIALS:
-        yield from (dict(zip(tried, values, strict=True)) for values in itertools.product(*tried.values()))
-        return
-    for end in (0, -1):
-        others = {name: values[end] for name, values in tried.items()}
-        yield from ({**others, name: value} for name, values in tried.items() for value in values)
+    """Values of a range that are tried."""
+    kind = value.__name__
+    return list(value.values) if kind == "Categorical" else tried_numbers(kind, value.min_value, value.max_value)
 
 
 def setting_issues(tuner: Any, job_name: Any) -> Iterator[Issue]:
@@ -255,41 +218,20 @@ def setting_issues(tuner: Any, job_name: Any) -> Iterator[Issue]:
     if job_name is not None:
         found += value_issues("HyperParameterTuningJobName", job_name, "job_name", _OPERATION)
     values: dict[str, Any] = {}
-    for name, location in _SETTINGS.items():
+    for name, location in SETTINGS.items():
         given = getattr(tuner, name, None)
         as_request = getattr(given, "to_input_req", None)
         for value in () if given is None else fillings(given if as_request is None else as_request()):
             values.setdefault(name, value)
             found += value_issues(location, value, name, _OPERATION)
     # Compared only where each is possible by itself.
-    yield from found or _together_issues(values, list(_ranges_of(tuner)))
+    ranges = list(_ranges_of(tuner))
+    kinds = [name for it in ranges if (name := getattr(it, "__name__", "")) != "Categorical"]
+    counts = [len(it.values) for it in ranges if getattr(it, "__name__", "") == "Categorical"]
+    yield from found or together_issues(values, kinds, counts)
 
 
 def _ranges_of(tuner: Any) -> Iterator[Any]:
     several = getattr(tuner, "_hyperparameter_ranges_dict", None) or {"": tuner._hyperparameter_ranges}
     for ranges in several.values():
         yield from (ranges or {}).values()
-
-
-def _together_issues(values: Mapping[str, Any], ranges: list[Any]) -> Iterator[Issue]:
-    """Settings of which each is possible and that do not fit one another."""
-    most, together, strategy = values.get("max_jobs"), values.get("max_parallel_jobs"), values.get("strategy")
-    if most is not None and together is not None and together > most:
-        problem = f"must be at most max_jobs, which is {most}"
-        yield Issue("tuner-parallel-jobs-too-many", "max_parallel_jobs", problem, together, f"Write {most} or fewer")
-    if strategy == "Hyperband" and values.get("early_stopping_type") == "Auto":
-        problem = "must be 'Off' with the strategy Hyperband, which stops trials itself"
-        yield Issue("tuner-stops-twice", "early_stopping_type", problem, "Auto", "Leave it out")
-    if strategy == "Grid":
-        kinds = [getattr(it, "__name__", "") for it in ranges]
-        if others := [it for it in kinds if it != "Categorical"]:
-            problem = "needs a CategoricalParameter for every range: it tries every combination"
-            remedy = "Write the values as CategoricalParameter([...]), or choose another strategy"
-            yield Issue("tuner-grid-needs-categories", "strategy", problem, f"Grid with {others[0]}Parameter", remedy)
-        elif most != (count := math.prod(len(it.values) for it in ranges)):
-            # The service takes a Grid without it, but the SDK sends the None, which boto3 refuses.
-            problem = f"must be the number of combinations of a Grid, {count}"
-            yield Issue("tuner-grid-count", "max_jobs", problem, most, f"Set max_jobs={count}")
-    elif strategy != "Hyperband" and "strategy_config" in values:
-        problem = f"is for the strategy Hyperband, and the tuner's is {strategy}"
-        yield Issue("tuner-strategy-config-unread", "strategy_config", problem, remedy="Leave it out")

@@ -76,7 +76,9 @@ def _prepared(tuner: Any, inputs: Any) -> Any:
         objective, ranges = tuner.objective_metric_name, tuner._hyperparameter_ranges or {}
         trials = TunerTrials(tuner.estimator, objective, tuner.objective_type, ranges, tuner.metric_definitions or [])
         tuner.metric_definitions = _checked(trials)
-        return tuner.estimator.inputs_of(inputs)
+        merged = tuner.estimator.inputs_of(inputs)
+        tuner.estimator.show_start()
+        return merged
     ours = {name: it for name, it in tuner.estimator_dict.items() if hasattr(it, "run_uri")}
     found = dict(inputs or {})
     for name, given in ours.items():
@@ -89,6 +91,7 @@ def _prepared(tuner: Any, inputs: Any) -> Any:
         tuner.metric_definitions_dict[name] = _checked(trials)
         if (own := estimator.inputs_of(found.get(name))) is not None:
             found[name] = own
+        estimator.show_start()
     return found or None
 
 
