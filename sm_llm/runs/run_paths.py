@@ -16,6 +16,7 @@
       final/<save_id>/{data/…, part-<node>.json}
       ckpt/commits/final.json
       settings/<GPU and processes>.json  what was chosen for settings that are ``auto``
+      compiled/<digest>/rank-<i>.json, rank-<i>-<hash>.bin  what torch.compile has made, for later attempts
       result/published.json            in S3, where the result is; in a folder ``result`` is a link to it
       profiles/attempt-<n>/step-<8 digits>-rank-<5 digits>.json.gz
       plot.png
@@ -52,6 +53,11 @@ _OF_ATTEMPT = re.compile(r"(?:events|logs|local)/attempt-([0-9]{1,9})[-/]")
 _GROWING = re.compile(
     r"events/attempt-[0-9]{1,9}-[A-Za-z0-9-]{1,64}\.jsonl|logs/attempt-[0-9]{1,9}/[A-Za-z0-9_-][\w.-]{0,99}"
 )
+
+
+def graphs_key(digest: str, local_rank: int) -> str:
+    """What is noted of graphs that were compiled from what has this ``digest``, below the run's folder."""
+    return f"compiled/{digest}/rank-{local_rank}.json"
 
 
 def settings_key(hardware: str) -> str:

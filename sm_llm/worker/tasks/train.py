@@ -30,6 +30,7 @@ from sm_llm.worker.training import compile_report, random_state
 from sm_llm.worker.training.automatic import assert_equal, with_choices
 from sm_llm.worker.training.batch_transfer import global_targets, loss_share
 from sm_llm.worker.training.checkpoint_interval import interval_message
+from sm_llm.worker.training.compiled_graphs import open_graphs
 from sm_llm.worker.training.job_setup import Setup, config_of, set_up, settled
 from sm_llm.worker.training.nonfinite_policy import Action, NonFinitePolicy, NonFiniteWatch, RollBack
 from sm_llm.worker.training.profile import Profiler
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.inputs.graph_cache import CompileCache
     from sm_llm.worker.strategies.base import Strategy
+    from sm_llm.worker.training.compiled_graphs import CompiledGraphs
 
 
 def run(context: WorkerContext, job: JobSpec) -> None:
@@ -56,7 +58,7 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     config = config_of(task)
     task = with_choices(context, task, config, device)
     # Before anything is computed: that is when the first graphs are compiled. As it is written, as precompile sees it.
-    cache = open_cache(context, job.task, config)
+    cache = open_cache(context, job.task, config) or open_graphs(context, task, config, device)
     strategy = make_strategy(task, context.process, device)
     with start_lines(context):
         context.doing = "connecting the processes"
@@ -72,7 +74,11 @@ class Trainer:
     """One attempt at a training job, on one process. All processes go through every method together."""
 
     def __init__(
-        self, context: WorkerContext, setup: Setup, strategy: Strategy, cache: CompileCache | None = None
+        self,
+        context: WorkerContext,
+        setup: Setup,
+        strategy: Strategy,
+        cache: CompileCache | CompiledGraphs | None = None,
     ) -> None:
         self.context = context
         self.cache = cache

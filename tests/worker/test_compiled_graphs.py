@@ -1,0 +1,146 @@
+"""What torch has compiled is kept in the run's storage, and found there by an attempt with an empty cache."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from worker_jobs import events, job_environment, job_file, search_path, train_task
+
+from sm_llm.spec.tasks import TrainTask
+from sm_llm.worker.context import WorkerContext
+from sm_llm.worker.device import CpuDevice
+from sm_llm.worker.training import compiled_graphs
+from sm_llm.worker.training.compiled_graphs import FOLDER_ENVIRONMENT, CompiledGraphs, open_graphs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# The code of an attempt: one small graph in place of a model's.
+PROGRAM = """
+import torch
+from sm_llm.worker.context import WorkerContext
+from sm_llm.worker.training.compiled_graphs import CompiledGraphs
+
+context = WorkerContext.read()
+graphs = CompiledGraphs(context, "digest")
+graphs.restore()
+torch.compile(lambda x: x.sin() + 1)(torch.ones(8))
+graphs.report(lambda value: [value])
+graphs.save()
+graphs.save()
+context.close()
+"""
+
+
+def attempt(run: Path, number: int) -> str:
+    environ = job_environment(job_file(train_task(), run, 1, number))
+    environ |= {"PYTHONPATH": search_path(), FOLDER_ENVIRONMENT: str(run.parent / f"cache-{number}")}
+    environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # else a program is compiled for each instruction set, to try it
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environ, check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+@pytest.mark.integration  # the C++ compiler takes ten seconds, and a minute on a busy machine
+@pytest.mark.timeout(600)
+def test_a_later_attempt_on_another_machine_compiles_nothing_again(tmp_path: Path) -> None:
+    printed = [attempt(tmp_path / "run", number) for number in (1, 2)]
+    first, second = events(tmp_path / "run", "graphs_compiled")
+    assert (first["held"], first["compiled"]) == (0, 1)
+    assert (second["held"], second["compiled"], second["hit_rate"]) == (1, 0, 1.0)
+    assert "compiled graphs: 0 of 1 graph from the cache\n" in printed[0]
+    assert "compiled graphs: 1 of 1 graph from the cache (carried over by the run's storage)" in printed[1]
+    assert "warning" not in printed[0] + printed[1]
+    names = sorted(it.suffix for it in (tmp_path / "run" / "compiled").rglob("rank-0*"))
+    assert names == [".bin", ".json"]
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> WorkerContext:
+    return WorkerContext.read(job_environment(job_file(train_task(), tmp_path / "run", 1)))
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What torch was given to unpickle."""
+    given: list[bytes] = []
+    monkeypatch.setattr(torch.compiler, "load_cache_artifacts", given.append)
+    return given
+
+
+def kept(context: WorkerContext, body: bytes) -> Path:
+    graphs = CompiledGraphs(context, "digest")
+    graphs._keep(body)
+    [data] = context.run.root.rglob("rank-0-*.bin")
+    return data
+
+
+def test_graphs_are_read_as_they_were_kept(context: WorkerContext, read: list[bytes]) -> None:
+    kept(context, b"graphs")
+    CompiledGraphs(context, "digest").restore()
+    CompiledGraphs(context, "other").restore()
+    assert read == [b"graphs"], "others have other keys"
+
+
+@pytest.mark.parametrize("change", ["content", "size", "note", "missing", "owner"])
+def test_other_graphs_than_those_that_were_kept_are_not_unpickled(
+    change: str,
+    context: WorkerContext,
+    read: list[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = kept(context, b"graphs")
+    if change == "content":
+        data.write_bytes(b"graphz")
+    elif change == "size":
+        monkeypatch.setattr(compiled_graphs, "MOST_BYTES", 5)
+    elif change == "note":
+        (data.parent / "rank-0.json").write_text(json.dumps(["a", "b"]))
+    elif change == "missing":
+        data.unlink()
+    else:
+        monkeypatch.setattr(compiled_graphs.os, "geteuid", lambda: 4711)
+        monkeypatch.setattr(compiled_graphs, "own_user", lambda _: 4711)
+    CompiledGraphs(context, "digest").restore()
+    assert read == []
+    assert "compiled graphs of earlier attempts were not read" in capsys.readouterr().out
+    assert list(context.scratch.glob("graphs-*")) == []
+
+
+def test_graphs_above_the_limit_are_not_kept(
+    context: WorkerContext, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compiled_graphs, "MOST_BYTES", 5)
+    CompiledGraphs(context, "digest")._keep(b"graphs")
+    assert "were not kept" in capsys.readouterr().out
+    assert not (context.run.root / "compiled").exists()
+
+
+def test_the_cache_lies_in_the_scratch_folder_unless_the_user_names_one(context: WorkerContext) -> None:
+    environ: dict[str, str] = {}
+    task = TrainTask.model_validate(train_task(precision={"compile": True}))
+    assert open_graphs(context, TrainTask.model_validate(train_task()), {}, CpuDevice(), environ) is None
+    assert environ == {}, "nothing is compiled"
+    assert open_graphs(context, task, {}, CpuDevice(), environ) is not None
+    assert environ == {FOLDER_ENVIRONMENT: str(context.scratch / "compiled")}
+    named = {FOLDER_ENVIRONMENT: "/named"}
+    open_graphs(context, task, {}, CpuDevice(), named)
+    assert named == {FOLDER_ENVIRONMENT: "/named"}
+
+
+def test_each_setting_that_graphs_follow_from_has_graphs_of_its_own() -> None:
+    def digest(world_size: int = 1, **changes: object) -> str:
+        task = TrainTask.model_validate(train_task(**changes))
+        return compiled_graphs._digest(task, {"hidden_size": 64}, CpuDevice(), world_size)
+
+    found = [
+        digest(), digest(2), digest(micro_batch_size=4), digest(precision={"compute": "bf16"}),
+        digest(parallelism={"strategy": "fsdp", "activation_checkpointing": "full"}),
+    ]  # fmt: skip
+    assert len(set(found)) == len(found)
+    assert digest(max_steps=5, optim={"learning_rate": 1e-4}) == found[0], "no graph holds these"
