@@ -137,6 +137,11 @@ CASES: list[Case] = [
         ("task.precision.compile=true", "task.parallelism.tensor_parallel_degree=2"),
     ),
     (
+        "gradient-memory-without-effect",
+        TRAIN,
+        ("task.parallelism.share_gradient_memory=true", "task.parallelism.sharding=none"),
+    ),
+    (
         "shard-degree-not-dividing-processes",
         ON_SAGEMAKER,
         ({"task.parallelism": {"strategy": "fsdp", "sharding": "hybrid", "hybrid_shard_degree": 3}},),

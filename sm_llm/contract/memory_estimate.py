@@ -196,7 +196,7 @@ class _Step:
         return cls(
             parts, compute, _SIZES[precision.reduce], lasting, gradients, not alone, kept_gathered,
             tokens * kept, tokens * whole, again, family(config).vocab_size(config) / arranged.tensor,
-            0.0 if alone else _apart(parts, arranged, compute, precision),
+            0.0 if alone else _apart(parts, arranged, compute, master, terms),
         )  # fmt: skip
 
     def gathered(self, elements: float) -> float:
@@ -210,12 +210,10 @@ class _Step:
         return (self.compute + self.reduce) * elements if self.gathers else 0.0
 
 
-def _apart(parts: _Parameters, arranged: Layout, compute: int, precision: PrecisionSpec) -> float:
+def _apart(parts: _Parameters, arranged: Layout, compute: int, master: int, terms: MemoryTerms) -> float:
     """Buffers of gathers in flight, and of the gradients what finds no free memory of the step that is large enough."""
-    # Else they are converted, or summed again, on streams of their own (``fsdp.reduce_memory``).
-    shares = arranged.replicate == 1 and precision.reduce == precision.master
-    gradients = _SIZES[precision.master] * parts.all / arranged.shard
-    return compute * (parts.head + parts.layer) + (_UNSHARED if shares else 1.0) * gradients
+    gradients = master * parts.all / arranged.shard
+    return compute * (parts.head + parts.layer) + (_UNSHARED if terms.shares_gradients else 1.0) * gradients
 
 
 def _at_the_loss(step: _Step, loss: float) -> MemoryEstimate:

@@ -119,7 +119,7 @@ JUDGED: dict[str, str] = {
     "StreamData": ("seq_length shuffle format dataset data_files split validation_split text_field"),
     "FsdpSpec": (
         "strategy hybrid_shard_degree tensor_parallel_degree context_parallel_degree "
-        "activation_checkpointing activation_memory_budget checkpoint_every_layers"
+        "activation_checkpointing activation_memory_budget checkpoint_every_layers share_gradient_memory"
     ),
     "SmpSpec": (
         "strategy hybrid_shard_degree tensor_parallel_degree context_parallel_degree "

@@ -38,7 +38,22 @@ def test_compiled_layers_are_refused_where_their_matrices_are_split() -> None:
     options = ["compute.processes_per_instance=2", "task.parallelism.tensor_parallel_degree=2"]
     assert train(*options) == []
     (reported,) = train(*options, "task.precision.compile=true")
-    assert "wrong gradients" in reported
+    assert "saves a DeviceMesh" in reported
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ("task.parallelism.sharding=none", "sharding: none"),
+        ("task.parallelism.offload_optimizer=true", "offload_optimizer"),
+        ("task.precision.reduce=bf16", "precision.reduce: bf16 of fp32 masters"),
+    ],
+)
+def test_gradients_that_are_dropped_at_once_share_no_memory(option: str, named: str) -> None:
+    shares = "task.parallelism.share_gradient_memory=true"
+    assert train(shares) == []
+    (reported,) = train(shares, option)
+    assert f"has no effect with {named}" in reported
 
 
 def test_a_good_job_has_none() -> None:

@@ -32,17 +32,26 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+SPLIT: dict[str, dict[str, Any]] = {
+    "tensor": {"tensor_parallel_degree": 2},
+    "tensor-whole": {"tensor_parallel_degree": 2, "sequence_parallel": False},
+}
+"""Matrices that two processes share."""
+
+
 def train(way: str, process: ProcessInfo, folder: Path, *, compile_layers: bool) -> dict[str, Any]:
     """Two steps of a small model: losses and gradient norms, the names of the state, what was compiled."""
     precision = {"compute": "fp32", "compile": compile_layers}
-    task = TrainTask.model_validate(train_task(parallelism={"strategy": "fsdp", **WAYS[way]}, precision=precision))
+    task = TrainTask.model_validate(
+        train_task(parallelism={"strategy": "fsdp", **(WAYS | SPLIT)[way]}, precision=precision)
+    )
     strategy = FsdpStrategy(task, process, gpu_or_cpu(process))
     strategy.setup()
     setup = set_up(task, strategy.layout, process.local_world_size, folder)
     tensors = family(setup.config).tensors(setup.config)
     strategy.build(setup.config, InitialWeights(tensors, 0))
     strategy.train_mode(True)
-    ids = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(process.rank)).numpy()
+    ids = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(strategy.data_parallel_rank)).numpy()
     numbers, report = [], None
     for step in range(2):
         loss = strategy.forward_backward([Batch(ids, ids)], 1.0)
@@ -57,7 +66,7 @@ def every_way(process: ProcessInfo, folder: Path) -> dict[str, Any]:
     """Results by way of checkpointing: ``eager`` and ``compiled``."""
     compiled.BACKEND = "aot_eager"  # graphs are captured and differentiated alike, without a C++ compiler's time
     found = {}
-    for way in WAYS:
+    for way in [*WAYS, *(SPLIT if process.world_size == 2 else [])]:
         eager = train(way, process, folder, compile_layers=False)
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()

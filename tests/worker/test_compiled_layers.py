@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from compiled_layers import WAYS, every_way
+from compiled_layers import SPLIT, WAYS, every_way
 from conftest import launch
 
 from sm_llm.runs.events.events import LayersCompiled
@@ -47,6 +47,18 @@ def test_compiling_changes_no_number_and_no_name(results: Results, way: str) -> 
     eager, found = (results[way][it] for it in ("eager", "compiled"))
     assert found["numbers"] == pytest.approx(eager["numbers"], rel=1e-5)
     assert found["names"] == eager["names"] == results["none"]["eager"]["names"], "old checkpoints must load"
+
+
+@pytest.mark.parametrize("results", [2], ids=["tensor"], indirect=True)
+@pytest.mark.parametrize("way", SPLIT)
+def test_compiled_layers_whose_matrices_are_split_pass_gradients_to_what_lies_before_them(
+    results: Results, way: str
+) -> None:
+    """Losses of the second step and both norms hang on the token table, which is before the first compiled layer."""
+    eager, found = (results[way][it] for it in ("eager", "compiled"))
+    assert found["numbers"] == pytest.approx(eager["numbers"], rel=1e-5)
+    report = LayersCompiled(**found["report"])
+    assert (report.eager, report.broken) == ([], [])
 
 
 class Whole(torch.nn.Module):

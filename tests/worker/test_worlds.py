@@ -106,8 +106,8 @@ def test_bf16_stays_near_fp32_and_resumes_exactly(world1: World, world2: World) 
 def test_fp8_stays_near_bf16_and_resumes_exactly(world1: World, world2: World) -> None:
     """Emulated, on CPUs: each product rounds its operands to fp8."""
     assert 0 < largest_difference(losses(world1.run("fp8")), losses(world1.run("bf16"))) < 5e-2
-    # Two processes round parts of the weights to fp8 before they gather them, and one process rounds whole ones.
-    assert largest_difference(losses(world1.run("fp8")), losses(world2.run("fp8"))) < 1e-1
+    # One process rounds weights to bf16 first; two round their own parts of the masters, by the scale of the whole.
+    assert largest_difference(losses(world1.run("fp8")), losses(world2.run("fp8"))) < 1e-2
     assert exact_steps(world1.run("fp8-broken")) == exact_steps(world1.run("fp8"))
 
 

@@ -111,6 +111,8 @@ class TrainingFacts:
     """A text is to be written at the end."""
     master: str = "fp32"
     """``precision.master``."""
+    reduce: str = "fp32"
+    """``precision.reduce``."""
     may_compile: bool = False
     """It is left to the planner."""
 
@@ -159,6 +161,8 @@ class MemoryTerms:
     """The loss is computed with the output head, in chunks of tokens."""
     delays_copies: bool = False
     """Sums over copies of the shards wait for the last micro-batch."""
+    shares_gradients: bool = False
+    """Reduced gradients are in memory that the step can use when they are gone."""
     zero1: bool | None = None
     """Whole gradients and parameters on every process, and the optimiser state sharded over its copies, or not; None:
     all of them are sharded."""

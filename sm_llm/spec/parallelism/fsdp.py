@@ -63,6 +63,10 @@ class FsdpSpec(StrategySpec):
     """Free gathered parameters after the forward pass (less memory, one more all-gather); a number keeps them sharded
     over that many processes. ``auto``: false where the memory allows it."""
 
+    share_gradient_memory: bool = False
+    """On GPUs, put reduced gradients into the memory of the computing stream, which the forward pass can use:
+    less is reserved. It has not run on several GPUs yet, so compare losses."""
+
     @property
     def degrees(self) -> Degrees:
         # No pipeline: FSDP2 shards layers, and every process runs all of them.
@@ -82,10 +86,12 @@ class FsdpSpec(StrategySpec):
         yield from _option_issues(self)
         yield from _sequence_issues(self, training.seq_length)
         yield from _budget_issues(self, compiles=training.compiles or training.may_compile)
+        if self.share_gradient_memory:
+            yield from _shared_memory_issues(self, training)
         if training.compute == "fp8":
             yield from _fp8_issues(self, training)
         if training.compiles and self.tensor_parallel_degree > 1:
-            problem = "compiled layers get wrong gradients where their matrices are split (seen with torch 2.13)"
+            problem = "torch 2.13 cannot compile checkpointed layers whose matrices are split: it saves a DeviceMesh"
             yield Issue(
                 "compile-with-tensor-parallelism",
                 "task.precision.compile",
@@ -105,6 +111,7 @@ class FsdpSpec(StrategySpec):
             resharded=True if self.reshard_after_forward == "auto" else self.reshard_after_forward,
             fuses_loss=True,
             delays_copies=True,
+            shares_gradients=self.share_gradient_memory,
         )
 
 
@@ -166,6 +173,23 @@ def _budget_issues(spec: FsdpSpec, *, compiles: bool) -> Iterator[Issue]:
             f"is for activation_checkpointing: budget, and this is {kind}",
             spec.activation_memory_budget,
             "Set task.parallelism.activation_checkpointing to budget, or leave it out",
+        )
+
+
+def _shared_memory_issues(spec: FsdpSpec, training: TrainingFacts) -> Iterator[Issue]:
+    """Results that are copied, summed again or converted are dropped at once, on streams of their own."""
+    reasons = {
+        "offload_optimizer": spec.offload_optimizer,
+        f"sharding: {spec.sharding}": spec.sharding != "full",
+        f"precision.reduce: {training.reduce} of {training.master} masters": training.reduce != training.master,
+    }
+    if found := [name for name, holds in reasons.items() if holds]:
+        yield Issue(
+            "gradient-memory-without-effect",
+            "task.parallelism.share_gradient_memory",
+            f"has no effect with {', '.join(found)}",
+            True,
+            "Leave it out",
         )
 
 

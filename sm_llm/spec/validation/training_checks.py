@@ -161,6 +161,7 @@ def check_strategy(training: TrainingSubject) -> Iterator[Issue]:
             compute=task.precision.compute,
             samples=task.logging.sample_prompt is not None,
             master=task.precision.master,
+            reduce=task.precision.reduce,
         )
     )
 

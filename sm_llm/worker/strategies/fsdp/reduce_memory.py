@@ -18,9 +18,10 @@ class SharedMemoryReduceScatter:
     parameter of a shard, on the stream that reduces: during the whole forward pass that memory is free and nobody can
     have it (15 GiB of 8B on two GPUs). Here it comes from the stream that computes.
 
-    That is safe for gradients that stay until the optimiser has read them, since FSDP lets the computing stream wait
-    for the reducing one at the end of the backward pass. A result that is added to an earlier one and dropped at once
-    stays where it was: see ``keeps``.
+    A block of the computing stream's memory is free to that stream when the kernels before it are done, and FSDP lets
+    the reducing stream wait for them just before it allocates. On the way back, FSDP lets the computing stream wait for
+    the reducing one at the end of the backward pass: so this is safe for gradients that stay until the optimiser has
+    read them. A result that is added to an earlier one and dropped at once stays where it was: see ``keeps``.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -147,15 +147,16 @@ class FsdpStrategy:
         if ends is not None:  # the backward pass begins with them
             fully_shard(ends.head, reshard_after_forward=False, **options)
         fully_shard(self._model, reshard_after_forward=False, **options)
-        self._reduction = self._shared_reduction()
+        if self._spec.share_gradient_memory:
+            self._reduction = self._share_gradient_memory()
 
-    def _shared_reduction(self) -> SharedMemoryReduceScatter | None:
-        """Given to all sharded modules where it is safe, with releases of torch that take one."""
-        precision = self._task.precision
-        # Results that are converted, copied to the host, or summed again over copies are dropped before they were read.
-        drops = precision.reduce != precision.master or self._spec.offload_optimizer or self.layout.replicate > 1
-        if self.device.type != "cuda" or drops or not hasattr(FSDPModule, "set_custom_reduce_scatter"):
-            return None
+    def _share_gradient_memory(self) -> SharedMemoryReduceScatter:
+        """Let all sharded modules reduce into the step's memory."""
+        if self.device.type != "cuda" or not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+            raise RunFailed(
+                "task.parallelism.share_gradient_memory needs GPUs and a torch with set_custom_reduce_scatter, and "
+                f"this is torch {torch.__version__} on {self.device.name}. Leave it out"
+            )
         reduction = SharedMemoryReduceScatter(self.device.torch_device)
         for module in self._model.modules():
             if isinstance(module, FSDPModule):

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -68,6 +69,24 @@ def _split_rows(_name: str, module: torch.nn.Module, mesh: DeviceMesh) -> None:
         module.register_parameter(name, torch.nn.Parameter(part))
 
 
+class Joined(RowwiseParallel):
+    """Rows on each process, whose products are added up to a plain tensor.
+
+    A sum under way is an ``AsyncCollectiveTensor``. A compiled layer takes its data and drops the graph behind it
+    (``trigger_wait`` in torch 2.13's ``aot_autograd/frontend_utils.py``): the token table would get no gradient.
+    """
+
+    def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
+        joined = super()._apply(module, device_mesh)
+        joined.register_forward_hook(_as_plain)
+        return joined
+
+
+def _as_plain(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    # While a layer is traced, sums are waited for in the graph. Views of one under way are under way, too.
+    return output.clone() if isinstance(output, AsyncCollectiveTensor) else output
+
+
 def split_matrices(model: torch.nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
     """Split a model on the meta device, named as Llama's, over ``mesh``. Its logits are split along the vocabulary."""
     plan = _sequence_plan() if sequence_parallel else _plain_plan()
@@ -80,19 +99,19 @@ def split_matrices(model: torch.nn.Module, mesh: DeviceMesh, *, sequence_paralle
 
 def _plain_plan() -> dict[str, ParallelStyle]:
     return {
-        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
+        "model.embed_tokens": Joined(input_layouts=Replicate()),
         "model.norm": Replicated(),
         "lm_head": SplitVocabulary(Replicate()),
         "model.layers.*.input_layernorm": Replicated(),
         "model.layers.*.post_attention_layernorm": Replicated(),
-        **_matrices(RowwiseParallel),
+        **_matrices(Joined),
     }
 
 
 def _sequence_plan() -> dict[str, ParallelStyle]:
     """Gather the sequence before the matrices of a block, and scatter it again behind them."""
     return {
-        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=_SEQUENCE),
+        "model.embed_tokens": Joined(input_layouts=Replicate(), output_layouts=_SEQUENCE),
         "model.norm": SequenceParallel(use_local_output=True),
         "lm_head": SplitVocabulary(_SEQUENCE),
         "model.layers.*.input_layernorm": SequenceParallel(use_local_output=True),
@@ -105,7 +124,7 @@ def _sequence_plan() -> dict[str, ParallelStyle]:
         "model.layers.*.mlp": PrepareModuleInput(
             input_layouts=(_SEQUENCE,), desired_input_layouts=(Replicate(),), use_local_output=True
         ),
-        **_matrices(partial(RowwiseParallel, output_layouts=_SEQUENCE)),
+        **_matrices(partial(Joined, output_layouts=_SEQUENCE)),
     }
 
 
