@@ -44,7 +44,8 @@ def fit(
     After an interruption the same command continues from the newest checkpoint. Beside an unfinished run of the same
     name whose specification differs it asks (in a terminal) or refuses; --new starts another run.
     Ctrl-C stops it cleanly. A closed terminal does not: the run continues in the background.
-    --dry-run checks what plan does, storage and inputs in S3 included.
+    --dry-run checks what plan does, storage and inputs in S3 included, and shows the attempt of the unfinished run
+    that this command would continue.
 
     \b
     Examples:
@@ -58,14 +59,12 @@ def fit(
         if new or wait is not None:
             option = "--new" if new else "--wait" if wait else "--no-wait"
             raise typer.BadParameter(f"{option} has no effect with --dry-run, which starts nothing")
-        from sm_llm.launcher.api import preview
-        from sm_llm.launcher.continuation import compare_starts
-        from sm_llm.launcher.planner import check_from_here
+        from sm_llm.launcher.api import render
+        from sm_llm.launcher.planner import plan_from_here
 
-        plans, submissions = preview(spec, *overrides or ())
         # Before anything is printed: standard output gets all requests or none.
-        check_from_here(plans)
-        compare_starts(plans, remote=True)
+        plans, loaded, run_to_continue = plan_from_here(spec, overrides or ())
+        submissions = render(plans, loaded, run_to_continue)
         for it in plans:  # standard output is for what would be sent
             echo("\n".join([f"{it.job.name}:", *it.start_lines()]), err=True)
         if as_json or not all(it.document for it in submissions):
@@ -83,6 +82,7 @@ def plan(spec: Spec, overrides: Overrides = None, as_json: AsJson = False) -> No
     """Check a job and show what follows; starts nothing.
 
     Storage, inputs and checkpoints in S3 are looked up where there are AWS credentials, and named where there are none.
+    Beside an unfinished run of the same name it prints what fit would do: continue it, or refuse.
     A job that cannot run yet, or on this machine, is shown as well, with the exit code of one that is refused.
 
     \b
@@ -90,13 +90,9 @@ def plan(spec: Spec, overrides: Overrides = None, as_json: AsJson = False) -> No
       sm-llm plan tiny-local
       sm-llm plan job.yaml task.max_tokens=1000000000 --json
     """
-    from sm_llm.launcher.continuation import compare_starts
-    from sm_llm.launcher.planner import check_from_here
-    from sm_llm.launcher.planner import plan as make_plan
+    from sm_llm.launcher.planner import plan_from_here
 
-    plans = make_plan(spec, *overrides or ())
-    check_from_here(plans)
-    compare_starts(plans, remote=True)
+    plans, _, _ = plan_from_here(spec, overrides or ())
     if as_json:
         print_json([it.to_json() for it in plans])
     else:

@@ -12,7 +12,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Issue
+from sm_llm.errors import Issue, SpecError
+from sm_llm.models.families.table import family
 from sm_llm.spec.comparison.leaves import Difference, leaves
 from sm_llm.spec.field_classes import FieldClass
 from sm_llm.spec.loading.yaml_text import to_typed
@@ -37,8 +38,11 @@ TOTAL_STEPS, SCHEDULE_STEPS, WARMUP_STEPS = "total_steps", "task.optim.schedule_
 _SCHEDULE = "task.optim.schedule"
 # Schedules that do not depend on how many steps there are.
 _UNBOUNDED = ("constant", "plateau")
-# Fields of a model's config that no step of a training that has begun depends on.
-_INERT = frozenset({"architectures", "dtype", "use_cache", "bos_token_id", "eos_token_id", "initializer_range"})
+_CONFIG = "task.model.config."
+# Fields of a model's config that no step of a training depends on.
+_INERT = frozenset({"architectures", "dtype", "use_cache", "bos_token_id", "eos_token_id"})
+# Those that only the drawing of initial weights reads.
+_OF_FIRST_WEIGHTS = frozenset({"initializer_range"})
 _COMPARED = frozenset(FieldClass) - {FieldClass.FREE, FieldClass.RUN, FieldClass.START, FieldClass.WORK}
 # Name in the fingerprint of checkpoints that carry no identity -> class and name here. The others are degrees.
 _OLD_NAMES = {
@@ -85,8 +89,10 @@ def identity(
     for name in open_settings(task):  # the worker chooses them
         for values in found.values():
             values.pop(f"task.{name}", None)
-    kept = {f"task.model.config.{name}": it for name, it in (config or {}).items() if name not in _INERT}
-    found[FieldClass.MODEL] |= kept
+    for name, it in (config or {}).items():
+        if name not in _INERT:
+            kind = FieldClass.START if name in _OF_FIRST_WEIGHTS else FieldClass.MODEL
+            found.setdefault(kind, {})[f"{_CONFIG}{name}"] = it
     found[FieldClass.ORDER] |= contents
     if rows is not None:
         found[FieldClass.ORDER][ROWS] = rows
@@ -126,13 +132,30 @@ def recorded_identity(meta: Mapping[str, Any]) -> Identity:
 
 
 def differences(before: Identity, now: Identity) -> list[Difference]:
-    """Every value that both know and that differs, the classes that matter most first."""
+    """Every value that both know and that differs, the classes that matter most first.
+
+    A field of a model's config that only one of the two states is compared with what the other computes with.
+    """
+    first, second = _with_fields_of(before, now), _with_fields_of(now, before)
     return [
-        Difference(FieldClass(kind), name, value, now[kind][name])
+        Difference(FieldClass(kind), name, value, second[kind][name])
         for kind in FieldClass
-        for name, value in before.get(kind, {}).items()
-        if name in now.get(kind, {}) and now[kind][name] != value
+        for name, value in first.get(kind, {}).items()
+        if name in second.get(kind, {}) and second[kind][name] != value
     ]
+
+
+def _with_fields_of(own: Identity, other: Identity) -> Identity:
+    """``own`` with each field of a config that ``other`` states and that its own canonical form leaves out."""
+    values = own.get(FieldClass.MODEL, {})
+    config = {name.removeprefix(_CONFIG): it for name, it in values.items() if name.startswith(_CONFIG)}
+    try:
+        kind = family(config)
+    except SpecError:  # no config is known, or one of a family that this release does not have
+        return own
+    asked = (name.removeprefix(_CONFIG) for name in other.get(FieldClass.MODEL, {}) if name.startswith(_CONFIG))
+    left_out = {f"{_CONFIG}{name}": kind.in_effect(config, name) for name in asked if name not in config}
+    return {**own, FieldClass.MODEL: {**values, **left_out}}
 
 
 @dataclass(frozen=True)
@@ -174,6 +197,7 @@ def refusals(
     """
     listed = list(found)
     issues = [_model_issue(it, step, ways, is_own=is_own) for it in listed if it.field_class is FieldClass.MODEL]
+    issues += [_start_issue(it, step, ways, is_own=is_own) for it in listed if it.field_class is FieldClass.START]
     if is_own or not allow_other_data:
         order = [it for it in listed if it.field_class is FieldClass.ORDER]
         issues += [_order_issue(it, step, ways, is_own=is_own) for it in order]
@@ -223,6 +247,13 @@ def _model_issue(it: Difference, step: int, ways: WaysOut, *, is_own: bool) -> I
         problem = f"{of} that this run starts from (step {step} of {ways.run}): it is a state of another model"
         anew = "begin without it: task.start=scratch, or task.start.pretrained=FOLDER with published weights"
     return Issue("checkpoint-of-another-model", it.name, problem, it.now, f"Set it to {to_typed(it.before)}, or {anew}")
+
+
+def _start_issue(it: Difference, step: int, ways: WaysOut, *, is_own: bool) -> Issue:
+    problem = f"has no effect: the weights are those of the checkpoint (step {step} of {ways.run})"
+    anew = f"begin another run: {ways.anew}" if is_own else "begin without it: task.start=scratch"
+    remedy = f"Set it to {to_typed(it.before)}, or {anew}"
+    return Issue("first-weights-without-effect", it.name, problem, it.now, remedy)
 
 
 def _order_issue(it: Difference, step: int, ways: WaysOut, *, is_own: bool) -> Issue:

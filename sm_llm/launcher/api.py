@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from sm_llm.launcher.planner import Source
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.run import Run
+    from sm_llm.launcher.run_handle import RunHandle
     from sm_llm.spec.job import JobSpec, WorkflowSpec
+    from sm_llm.spec.loading.load import Loaded
     from sm_llm.spec.loading.overrides import Override
 
 __all__ = ["launch", "load_spec", "prepare"]
@@ -68,7 +70,7 @@ def launch(
 
     Raises:
         SpecError, PlanError: nothing was started or written.
-        UnfinishedRun: the newest run of this name is unfinished and of another specification, and ``new`` is not set.
+        UnfinishedRun: a run of this name is unfinished and of another specification, and ``new`` is not set.
         SubmitError: the same run is running, or the backend could not start it.
     """
     if dry_run:
@@ -122,19 +124,31 @@ def preview(source: Source, *overrides: Override, **fields: Any) -> tuple[list[P
 
     Also what cannot run yet or here is rendered (``Plan.unsupported``). Raises ``SpecError`` and ``PlanError``.
     """
-    from sm_llm.launcher.backend import backend, workflows_of
-    from sm_llm.launcher.job_inputs import rendered
-    from sm_llm.launcher.planner import compare_local_starts, load_whole, plan_loaded
-    from sm_llm.spec.job import WorkflowSpec
+    from sm_llm.launcher.planner import compare_local_starts, load_whole, plan_loaded, with_earlier_run
 
     loaded = load_whole(source, overrides, fields)
-    plans, run_id = plan_loaded(loaded), generate_run_id(loaded.spec.name)
+    plans = plan_loaded(loaded)
     compare_local_starts(plans)
+    plans, run = with_earlier_run(plans, loaded)
+    return plans, render(plans, loaded, run)
+
+
+def render(plans: Sequence[Plan], loaded: Loaded, run: RunHandle | None) -> list[Submission]:
+    """What would be submitted for ``plans``: the next attempt of ``run``, or a new run."""
+    from sm_llm.launcher.backend import backend, workflows_of
+    from sm_llm.launcher.job_inputs import rendered
+    from sm_llm.spec.job import WorkflowSpec
+
+    run_id = generate_run_id(loaded.spec.name) if run is None else run.id
     run_uri = join(storage_root(loaded.spec), run_id)
     if isinstance(loaded.spec, WorkflowSpec):
         target = workflows_of(backend(loaded.spec.backend.name))
-        return plans, target.render_workflow(loaded.spec, plans, run_id, run_uri)
-    return plans, [rendered(plan, run_id, run_uri) for plan in plans]
+        return target.render_workflow(loaded.spec, plans, run_id, run_uri)
+    if run is not None:
+        from sm_llm.launcher.build_submission import build_submission
+
+        return [build_submission(plan, run.run_store, run.record, digest=loaded.digest) for plan in plans]
+    return [rendered(plan, run_id, run_uri) for plan in plans]
 
 
 def prepare(

@@ -19,7 +19,7 @@ from sm_llm.errors import CheckpointError, DataError, Issue, SmLlmError, Storage
 from sm_llm.launcher.planning.local_paths import is_reference, local_folder
 from sm_llm.spec.comparison.leaves import spec_differences
 from sm_llm.spec.field_classes import FieldClass
-from sm_llm.spec.tasks import TrainTask
+from sm_llm.spec.tasks import ScriptTask, TrainTask
 from sm_llm.spec.training import CheckpointStart, JsonRowsData, RowsData, StreamData, SyntheticData
 from sm_llm.spec.validation.runner import refuse, run
 from sm_llm.storage.uri import is_s3, open_store, run_and_step
@@ -53,21 +53,23 @@ class Continued:
     remote: bool | None = None
     """Whether to compare only checkpoints in S3, or only those on this machine."""
     notes: list[str] = field(default_factory=list)
-    """With which changes jobs continue, and what could not be compared."""
+    """What to print once they have begun: with which changes jobs continue, and what could not be compared."""
+    starts: dict[str, str] = field(default_factory=dict)
+    """Step of the workflow (empty for a job) -> where its training or program starts, in words."""
 
 
 def assert_continues(
     handle: RunHandle, plans: Sequence[Plan], step: int | None = None, *, changes: Sequence[str] = (),
     by_fit: bool = False,
-) -> list[str]:  # fmt: skip
+) -> Continued:  # fmt: skip
     """Raise ``PlanError`` if a run's own checkpoint, the newest or that of ``step``, is of another model, data order or
     schedule than ``plans`` ask for, or of a later step. What only the job can see is left to its worker.
 
-    Returns what to print once the attempt has begun (``Continued.notes``).
+    Returns what is known of the attempt before it begins: ``Continued.notes``, ``Continued.starts``.
     """
     continued = Continued(plans, handle, step, changes, by_fit)
     refuse(run(CONTINUATION_CHECKERS, continued))
-    return continued.notes
+    return continued
 
 
 def assert_starts(plans: Sequence[Plan], *, remote: bool | None = None) -> list[str]:
@@ -92,9 +94,12 @@ def check_own_checkpoints(it: Continued) -> Iterator[Issue]:
     ways, own = WaysOut(it.run.uri, it.changes, it.by_fit), it.run.steps
     for plan in it.plans:
         job = it.run if plan.step is None else own.get(plan.step)
-        if job is not None:
-            found = _issues(plan, job.run_store.store, job.id, it.step, ways, it.notes, is_own=True)
-            yield from _of_plan(plan, found)
+        if job is None or not isinstance(plan.job.task, TrainTask | ScriptTask):
+            continue
+        checkpoint = _Checkpoint(job.run_store.store, job.id, it.step)
+        yield from _of_plan(plan, _issues(plan, checkpoint, ways, it.notes, is_own=True))
+        if checkpoint.done is not None:
+            it.starts[plan.step or ""] = f"this run's checkpoint of step {checkpoint.done}"
 
 
 def check_checkpoints_to_start_from(it: Continued) -> Iterator[Issue]:
@@ -109,8 +114,8 @@ def check_checkpoints_to_start_from(it: Continued) -> Iterator[Issue]:
             it.notes.append(f"{path}: {location} is not there yet, the job compares it with its model")
         elif it.remote in (None, is_s3(location)):
             store = open_store(location, plan.job.storage_options.model_dump())
-            found = _issues(plan, store, None, step, WaysOut(location), it.notes, is_own=False)
-            yield from _of_plan(plan, found)
+            checkpoint = _Checkpoint(store, None, step)
+            yield from _of_plan(plan, _issues(plan, checkpoint, WaysOut(location), it.notes, is_own=False))
 
 
 def _of_plan(plan: Plan, found: Iterable[Issue]) -> Iterator[Issue]:
@@ -144,8 +149,10 @@ def check_changes(it: ChangedRun) -> Iterator[Issue]:
     done = tuple(f"steps.{name}." for name, step in it.run.steps.items() if step.result is not None)
     anew = f"Leave it out, or begin another run: sm-llm rerun {quoted(it.run.uri, *it.given)}"
     for change in found:
-        if not change.is_settable:
-            continue  # what it was before goes with the value that takes its place
+        # What it was before goes with the value that takes its place, and what nobody wrote is the default of a block
+        # that is reported by what was written in it.
+        if not change.is_settable or change.name not in it.loaded.origins:
+            continue
         if change.field_class is FieldClass.START:
             problem = "has no effect on a run that has a checkpoint"
         elif change.field_class is FieldClass.RUN:
@@ -166,50 +173,63 @@ def assert_changes_apply(changed: ChangedRun) -> None:
     refuse(run(CHANGE_CHECKERS, changed))
 
 
-def _issues(
-    plan: Plan, store: Store, run_id: str | None, step: int | None, ways: WaysOut, notes: list[str], *, is_own: bool
-) -> list[Issue]:
+@dataclass
+class _Checkpoint:
+    """The checkpoint that a job continues from: the newest of a store, or that of ``step``."""
+
+    store: Store
+    run_id: str | None
+    step: int | None
+    done: int | None = None
+    """Its step, once it was read; None where there is none."""
+
+    def read(self) -> Identity | None:
+        """What it is a state of; None where there is no usable one, which the worker reports with the remedy."""
+        from sm_llm.storage.publication.publish import find_newest
+
+        step = self.step
+        allowed = None if step is None else lambda it: it == step
+        try:
+            commit = find_newest(self.store, run_id=self.run_id, allow_step=allowed).commit
+        except CheckpointError:
+            return None
+        if commit is None:
+            return None
+        self.done = commit.step or 0
+        return recorded_identity(commit.meta)
+
+
+def _issues(plan: Plan, checkpoint: _Checkpoint, ways: WaysOut, notes: list[str], *, is_own: bool) -> list[Issue]:
     task = plan.job.task
-    if not isinstance(task, TrainTask):
-        return []
     try:
-        meta = _meta(store, run_id, step)
-        if meta is None:
+        before = checkpoint.read()
+        if before is None or checkpoint.done is None or not isinstance(task, TrainTask):
             return []
         now = planned_identity(plan, task)
     # The job's role may read what this user may not, so this is no reason to refuse the launch.
     except StorageError as error:
         reported = "the checkpoint cannot be compared from here, the job does so when it starts"
-        notes.append(f"{store.uri}: {reported}: {error}")
+        notes.append(f"{checkpoint.store.uri}: {reported}: {error}")
         return []
-    found = differences(recorded_identity(meta[1]), now)
-    if found and not plan.job.backend.runs_here:  # of a local run the worker's own notice is seen at once
+    found = differences(before, now)
+    # Printed also where the worker's own notice is seen soon: it comes after torch is loaded, or not at all.
+    if found:
         notes.append(f"continues with changes: {'; '.join(map(str, found))}")
     total = None if plan.derived is None else plan.derived.total_steps
     # A length that the checkpoint has passed explains differences of the schedule, which are not listed beside it.
-    own = recorded_identity(meta[1]) if is_own else None
-    if (too_short := length_issue(task, total, meta[0], may_equal=is_own, own=own)) is not None:
+    own = before if is_own else None
+    if (too_short := length_issue(task, total, checkpoint.done, may_equal=is_own, own=own)) is not None:
         found = [it for it in found if it.field_class is not FieldClass.SCHEDULE]
     issues = refusals(
         found,
         now,
-        meta[0],
+        checkpoint.done,
         ways,
         is_own=is_own,
         allow_other_data=isinstance(task.start, CheckpointStart) and task.start.allow_other_data,
         is_stated=task.optim.schedule_steps is not None,
     )
     return [too_short, *issues] if too_short else issues
-
-
-def _meta(store: Store, run_id: str | None, step: int | None) -> tuple[int, dict[str, object]] | None:
-    from sm_llm.storage.publication.publish import find_newest
-
-    try:
-        commit = find_newest(store, run_id=run_id, allow_step=None if step is None else lambda it: it == step).commit
-    except CheckpointError:  # none can be used: the worker reports it with the remedy
-        return None
-    return None if commit is None else (commit.step or 0, commit.meta)
 
 
 def planned_identity(plan: Plan, task: TrainTask) -> Identity:

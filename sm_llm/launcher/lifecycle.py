@@ -95,7 +95,9 @@ def proceed(
     if plans is None or folder not in (None, Path.cwd()):
         plans = startable(loaded, folder)
     assert_inputs_exist(plans, has_begun=True)
-    notes = assert_continues(run, plans, resume if isinstance(resume, int) else None, changes=changes, by_fit=by_fit)
+    continued = assert_continues(
+        run, plans, resume if isinstance(resume, int) else None, changes=changes, by_fit=by_fit
+    )  # fmt: skip
     number = record.next_attempt
 
     # Only once the attempt is claimed: of two launches at once, one may retire checkpoints and change the record.
@@ -107,9 +109,9 @@ def proceed(
 
     change = Change(make, lambda: _undo(run, record, number))
     _submit(plans, run.run_store, record, resume=resume, digest=loaded.digest, change=change)
-    echo(*notes, err=True)
+    echo(*continued.notes, err=True)
     again = RunHandle(run.run_store)
-    again.continued_attempt = number
+    again.continued_attempt, again.continued_from = number, continued.starts
     return again
 
 
@@ -279,12 +281,13 @@ def finish(run: RunHandle) -> RunHandle:
     if run.state.is_completed:
         raise LaunchRefused(f"{run.id} is completed: its result is {run.result}")
     total = status_of(job).progress.total_steps
-    newest = max((it.step for it in job.checkpoints() if it.valid), default=0)
-    if total is None or newest < total:
-        of = f"{newest} of {counted(total, 'step')}" if total else "nothing"
-        raise LaunchRefused(
-            f"{run.id} has not done its work: {of} saved. Continue it with: sm-llm resume {quoted(run.uri)}"
-        )
+    newest = max((it.step for it in job.checkpoints() if it.valid), default=None)
+    if total is None or newest is None or newest < total:
+        saved = f"{newest or 0} of {counted(total, 'step')}" if total else "nothing" if newest is None else "not all"
+        # A resume needs a checkpoint, or of a workflow a step that has its result.
+        can_resume = newest is not None or any(it.result is not None for it in run.steps.values())
+        next_ = f"Continue it with: sm-llm resume {quoted(run.uri)}" if can_resume else _anew(run, ())
+        raise LaunchRefused(f"{run.id} has not done its work: {saved} saved. {next_}")
     # The next attempt finds its work done, publishes from the newest checkpoint, and trains nothing.
     return resume(run, (), {}, None)
 

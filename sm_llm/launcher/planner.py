@@ -7,17 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Issue, PlanError, SpecError, warning
+from sm_llm.errors import Issue, PlanError, SpecError, StorageError, warning
 from sm_llm.launcher.planning.checks import DATA_CHECKERS, MODEL_CHECKERS
 from sm_llm.launcher.planning.draft import Draft, UpstreamOutput
 from sm_llm.launcher.planning.plan import Plan
+from sm_llm.runs.run_paths import RUN_RECORD, storage_root
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.tasks import PrepareTask, TrainTask, training_of
 from sm_llm.spec.training import CheckpointStart
 from sm_llm.spec.validation.runner import at_other_fields, errors_of, gathered, run, without_duplicates
+from sm_llm.storage.uri import parse
 from sm_llm.terminal import echo
 
 if TYPE_CHECKING:
+    from sm_llm.launcher.run_handle import RunHandle
     from sm_llm.spec.loading.load import InvalidSpec, Loaded
     from sm_llm.spec.loading.overrides import Override
 
@@ -39,10 +42,49 @@ def plan(source: Source, *overrides: Override, **fields: Any) -> list[Plan]:
     """
     from sm_llm.launcher.planning.input_locations import assert_starts_exist
 
-    plans = plan_loaded(load_whole(source, overrides, fields))
+    loaded = load_whole(source, overrides, fields)
+    plans = plan_loaded(loaded)
     assert_starts_exist(plans)
     compare_local_starts(plans)
-    return plans
+    return with_earlier_run(plans, loaded)[0]
+
+
+def plan_from_here(source: Source, overrides: Sequence[Override]) -> tuple[list[Plan], Loaded, RunHandle | None]:
+    """For the command line: ``plan`` with what can be asked in S3, the specification, and the run that ``fit`` would
+    continue, if any. Raises ``SpecError`` and ``PlanError``."""
+    from sm_llm.launcher.continuation import compare_starts
+    from sm_llm.launcher.planning.input_locations import assert_starts_exist
+
+    loaded = load_whole(source, overrides)
+    plans = plan_loaded(loaded)
+    assert_starts_exist(plans)
+    compare_local_starts(plans)
+    is_known = check_from_here(plans)
+    compare_starts(plans, remote=True)
+    plans, run = with_earlier_run(plans, loaded, in_s3=is_known)
+    return plans, loaded, run
+
+
+def with_earlier_run(plans: list[Plan], loaded: Loaded, *, in_s3: bool = False) -> tuple[list[Plan], RunHandle | None]:
+    """Plans that start where ``launch`` would, and the unfinished run that it would continue, if any.
+
+    What ``launch`` would do beside unfinished runs of the name goes to standard error; of runs in S3 only where
+    ``in_s3`` allows to ask.
+    """
+    storage = storage_root(loaded.spec)
+    folder = parse(storage).path
+    if not (in_s3 if folder is None else any(folder.glob(f"{loaded.spec.name}-*/{RUN_RECORD}"))):
+        return plans, None
+    from sm_llm.launcher.unfinished import foresee
+
+    try:
+        found = foresee(storage, loaded, plans)
+    except StorageError as error:
+        echo(f"storage: unfinished runs cannot be looked for from here: {error}", err=True)
+        return plans, None
+    if found.words:
+        echo(found.words, err=True)
+    return [replace(it, start=found.starts.get(it.step or "", "")) for it in plans], found.run
 
 
 def compare_local_starts(plans: Sequence[Plan]) -> None:
@@ -53,18 +95,22 @@ def compare_local_starts(plans: Sequence[Plan]) -> None:
         compare_starts(plans, remote=False)
 
 
-def check_from_here(plans: Sequence[Plan]) -> None:
-    """What a plan can ask from this machine: places in S3, and who calls. Raises ``PlanError`` for places."""
+def check_from_here(plans: Sequence[Plan]) -> bool:
+    """What a plan can ask from this machine: places in S3, and who calls. Raises ``PlanError`` for places.
+
+    Returns whether the storage answers.
+    """
     from sm_llm.launcher.backend import KnowsCaller, backend
     from sm_llm.launcher.planning.input_locations import refuse_locations
 
-    refuse_locations(plans)
+    answers = refuse_locations(plans)
     notes: dict[str, None] = {}
     for it in plans:
         found = backend(it.job.backend.name)
         notes |= dict.fromkeys(found.caller_notes(it) if isinstance(found, KnowsCaller) else ())
     for note in notes:
         echo(f"  warning: {note}", err=True)
+    return answers
 
 
 def load_whole(source: Source, overrides: Sequence[Override] = (), fields: Mapping[str, Any] | None = None) -> Loaded:

@@ -32,6 +32,8 @@ class RunHandle(RunReader):
         super().__init__(run)
         # Set by ``launch`` when it continued this run instead of starting another.
         self.continued_attempt: int | None = None
+        # Step of the workflow (empty for a job) -> the checkpoint that it then continues from, in words.
+        self.continued_from: dict[str, str] = {}
 
     @property
     def is_local(self) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import LaunchRefused, SpecError
-from sm_llm.launcher.find_runs import differences_to, run_records
+from sm_llm.launcher.continuation import assert_continues
+from sm_llm.launcher.find_runs import SHOWN_RUNS, differences_to, run_records
 from sm_llm.launcher.run import Run
 from sm_llm.spec.comparison.leaves import spec_differences
 from sm_llm.spec.derive import derive_task
@@ -18,8 +19,9 @@ from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.runs.run_record import RunRecord
     from sm_llm.runs.run_states import RunState
     from sm_llm.runs.run_store import RunStore
@@ -50,14 +52,45 @@ class EarlierRun:
     """Of which run nothing is continued, in words, to print once the new run has begun."""
 
 
+@dataclass(frozen=True)
+class _Unfinished:
+    """A run of the name that has no result, and of another specification."""
+
+    run: Run
+    state: RunState
+    found: Sequence[Difference] | None
+    """What differs; None where another release wrote its record."""
+    step: int | None
+    """Of its newest usable checkpoint."""
+    done: Sequence[str]
+    """Steps of a workflow that have their result, and take no changes any more."""
+
+    @classmethod
+    def of(cls, run_store: RunStore, record: RunRecord, loaded: Loaded) -> _Unfinished | None:
+        # The record first: of a run that has its result nothing else needs to be read.
+        if record.outcome is not None and record.outcome.is_completed:
+            return None
+        run = Run(run_store)
+        if (state := run.state).is_completed:
+            return None
+        step = max((it.step for it in run.checkpoints() if it.valid), default=None)
+        done = [name for name, it in run.steps.items() if it.result is not None]
+        return cls(run, state, differences_to(record, loaded), step, done)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something was saved, or is being computed: what a new run beside it would compute again."""
+        return self.step is not None or bool(self.done) or not self.state.is_final
+
+
 def find_unfinished(storage: str, loaded: Loaded) -> EarlierRun:
     """The newest unfinished run below ``storage`` of the same name and specification.
 
     A value that changes nothing in the result (``FieldClass.FREE``) makes no other specification; where such values
     differ, the run continues with the new ones.
 
-    Raises ``UnfinishedRun`` if the newest run of this name is unfinished and of another specification, unless it has
-    nothing to continue from.
+    Raises ``UnfinishedRun`` if any run of this name, however many newer ones there are, is unfinished and of another
+    specification, unless it has nothing to continue from.
     """
     options = S3Options(**loaded.spec.storage_options.model_dump())
     found = [it for it in run_records(storage, f"{loaded.spec.name}-", options) if it[1].name == loaded.spec.name]
@@ -66,7 +99,52 @@ def find_unfinished(storage: str, loaded: Loaded) -> EarlierRun:
     for run_store, record in newest_first:
         if differences_to(record, loaded) == [] and not Run(run_store).state.is_completed:
             return EarlierRun(Run(run_store), _free_changes(record, loaded))
-    return EarlierRun(left_behind=_refuse_beside(*newest_first[0], loaded) if newest_first else "")
+    left_behind = ""
+    for run_store, record in newest_first:
+        unfinished = _Unfinished.of(run_store, record, loaded)
+        if unfinished is None:
+            continue
+        if unfinished.has_work:
+            others = [it.run_id for _, it in newest_first if it.outcome is None and it.run_id != record.run_id]
+            raise UnfinishedRun(unfinished.run, _text(unfinished, loaded, others))
+        # Nothing was saved and nothing runs, so a new run beside it loses no work.
+        if record is newest_first[0][1]:
+            why = "without a checkpoint, and of another specification: this is a new run"
+            left_behind = f"{record.run_id} is {unfinished.state.value}, {why}"
+    return EarlierRun(left_behind=left_behind)
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What ``fit`` would do, for a plan or a dry run, which start nothing."""
+
+    words: str = ""
+    run: Run | None = None
+    """The run that it would continue."""
+    starts: Mapping[str, str] = field(default_factory=dict)
+    """Step of the workflow (empty for a job) -> where it would start, in words, where that is a checkpoint."""
+
+
+def foresee(storage: str, loaded: Loaded, plans: Sequence[Plan]) -> Foreseen:
+    """What ``fit`` would do beside the unfinished runs below ``storage``: where it would refuse, a plan is that of a
+    new run, as with ``--new``.
+
+    Raises ``PlanError`` where the run that it would continue has a checkpoint of another model, order or schedule.
+    """
+    try:
+        found = find_unfinished(storage, loaded)
+    except UnfinishedRun as refusal:
+        return Foreseen(f"fit would start nothing beside an unfinished run. {refusal}")
+    if found.run is None:
+        return Foreseen(found.left_behind)
+    run, state = found.run, found.run.state
+    if not state.is_final:
+        words = f"fit would start nothing: {run.id} is {state.value} already, with this specification"
+        return Foreseen(f"{words}. Follow it with: sm-llm logs -f {quoted(run.uri)}, or add --new")
+    continued = assert_continues(run, plans, changes=found.changes, by_fit=True)
+    starts = ", ".join(dict.fromkeys(continued.starts.values())) or "the beginning: it has no checkpoint"
+    words = f"fit would continue {run.id} ({state.value}) as attempt {run.record.next_attempt}, from {starts}"
+    return Foreseen("\n".join([f"{words}; --new starts another run", *continued.notes]), run, continued.starts)
 
 
 def _free_changes(record: RunRecord, loaded: Loaded) -> tuple[str, ...]:
@@ -77,38 +155,22 @@ def _free_changes(record: RunRecord, loaded: Loaded) -> tuple[str, ...]:
     return tuple(f"{it.name}={to_typed(it.now)}" for it in settable)
 
 
-def _refuse_beside(run_store: RunStore, record: RunRecord, loaded: Loaded) -> str:
-    run = Run(run_store)
-    state = run.state
-    if state.is_completed:
-        return ""
-    found = differences_to(record, loaded)
-    if found == []:
-        return ""
-    step = max((it.step for it in run.checkpoints() if it.valid), default=None)
-    done = [name for name, it in run.steps.items() if it.result is not None]
-    # Nothing was saved and nothing runs, so a new run beside it loses no work.
-    if step is None and not done and state.is_final:
-        return f"{run.id} is {state.value}, without a checkpoint, and of another specification: this is a new run"
-    raise UnfinishedRun(run, _text(run, state, step, found, loaded, done))
-
-
-def _text(
-    run: Run, state: RunState, step: int | None, found: Sequence[Difference] | None, loaded: Loaded, done: Sequence[str]
-) -> str:
-    """``done``: steps of a workflow that have their result, and take no changes any more."""
-    at = "" if step is None else f" at step {step}"
-    lines = [f"{run.id} is unfinished ({state.value}){at}, and this specification differs from its own:"]
-    lines += [f"  - {it}" for it in found] if found is not None else ["  - another release wrote its record"]
-    if not state.is_final:
+def _text(it: _Unfinished, loaded: Loaded, others: Sequence[str]) -> str:
+    """``others``: further runs of the name that have not ended with a result."""
+    run, found, at = it.run, it.found, "" if it.step is None else f" at step {it.step}"
+    lines = [f"{run.id} is unfinished ({it.state.value}){at}, and this specification differs from its own:"]
+    lines += [f"  - {each}" for each in found] if found is not None else ["  - another release wrote its record"]
+    if not it.state.is_final:
         lines.append(f"Stop it first:                sm-llm stop {quoted(run.uri)}")
     lines.append(f"Continue it as it is:         sm-llm resume {quoted(run.uri)}")
-    is_done = any(it.name.startswith(f"steps.{name}.") for it in found or () for name in done)
-    is_never = found is None or is_done or bool({it.field_class for it in found} & _NEVER_CONTINUED)
-    if found is not None and not is_never and not _is_passed(loaded, step):
-        changes = [f"{it.name}={to_typed(it.now)}" for it in found if it.is_settable]
+    is_done = any(each.name.startswith(f"steps.{name}.") for each in found or () for name in it.done)
+    is_never = found is None or is_done or bool({each.field_class for each in found} & _NEVER_CONTINUED)
+    if found is not None and not is_never and not _is_passed(loaded, it.step):
+        changes = [f"{each.name}={to_typed(each.now)}" for each in found if each.is_settable]
         lines.append(f"Continue it with the changes: sm-llm resume {quoted(run.uri, *changes)}")
     lines.append("Begin another run:            the same command with --new (in Python: new=True)")
+    if others:
+        lines.append(f"Not finished as well: {', '.join(others[:SHOWN_RUNS])}")
     return "\n".join(lines)
 
 

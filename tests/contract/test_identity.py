@@ -62,6 +62,29 @@ def test_F1_another_model_is_refused_by_the_name_of_its_field(override: str) -> 
     assert "begin another run: sm-llm rerun /runs/job-1 task.seed=3;" in reported
 
 
+def test_12f_a_field_that_one_config_leaves_out_is_compared_with_the_value_in_effect() -> None:
+    stated, left_out = of("task.model.config.head_dim=24"), of()
+    assert "task.model.config.head_dim" not in left_out["model"], "it is hidden_size / num_attention_heads"
+    (reported,) = refused(stated)
+    assert "task.model.config.head_dim: was 12 when the checkpoint was saved" in reported
+    assert "(got 24). Set it to 12" in reported
+    (reported,) = refused(left_out, stated)
+    assert "was 24" in reported
+    assert "(got 12)" in reported
+    assert refused(of("task.model.config.head_dim=12")) == []
+    other = {**left_out, "model": {**left_out["model"], "task.model.config.partial_rotary_factor": 0.5}}
+    (reported,) = refused(other)
+    assert "partial_rotary_factor: was null" in reported, "of a field that no family knows"
+
+
+def test_12f_the_range_of_initial_values_has_no_effect_on_weights_that_a_checkpoint_brings() -> None:
+    now = of("task.model.config.initializer_range=0.5")
+    for is_own in (True, False):
+        (reported,) = refused(now, is_own=is_own)
+        assert "task.model.config.initializer_range: has no effect: the weights are those of the checkpoint" in reported
+    assert "Set it to 0.02, or begin another run: sm-llm rerun" in refused(now)[0]
+
+
 @pytest.mark.parametrize(
     "override",
     [

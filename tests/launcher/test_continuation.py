@@ -122,6 +122,7 @@ def edit_model(folder: Path, name: str = "model", **changes: Any) -> str:
     [
         {"num_hidden_layers": 1},
         {"num_attention_heads": 2, "head_dim": 24},
+        {"head_dim": 24},
         {"num_key_value_heads": 4},
         {"rope_theta": 5e5},
         {"tie_word_embeddings": True},
@@ -147,6 +148,9 @@ def test_F1_a_resume_with_another_model_is_refused_and_writes_nothing(folder: Pa
         ("task.max_steps=8000", "task.optim.schedule_steps"),
         ("task.data={format: synthetic, seq_length: 16, rows: 40}", "task.data.format"),
         ("task.start=scratch", "task.start"),
+        ("task.model.config.head_dim=24", r"task\.model\.config\.head_dim"),
+        ("task.model.config.initializer_range=0.5", r"initializer_range .*has no effect"),
+        ("inputs.x=elsewhere", r"inputs\.x.*does not read it"),
     ],
 )
 def test_A3_a_refused_resume_leaves_record_digest_and_job_file(folder: Path, override: str, words: str) -> None:
@@ -421,6 +425,64 @@ def test_A2_a_run_without_a_checkpoint_is_named_and_a_new_one_begins(
     third = fakes.launch("task.seed=2")
     fakes.end(third)
     assert capsys.readouterr().err == "", "the newest one is completed"
+
+
+def test_12f_every_unfinished_run_of_the_name_is_found_however_new_the_others_are(
+    fakes: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fakes.use("put(4)\nsys.exit(1)")
+    older = fakes.launch()
+    fakes.end(older)
+    fakes.use("put(8); put(None)")
+    assert fakes.end(fakes.launch("task.seed=1", new=True)) is RunState.COMPLETED
+    with pytest.raises(UnfinishedRun, match=rf"{older.id} is unfinished \(failed\) at step 4"):
+        fakes.launch("task.seed=2")
+    fakes.use("sys.exit(1)")
+    fakes.end(fakes.launch("task.seed=3", new=True))
+    with pytest.raises(UnfinishedRun, match=older.id):
+        fakes.launch("task.seed=2")
+    capsys.readouterr()
+    assert_foreseen(fakes, older, capsys)
+
+
+def assert_foreseen(fakes: Any, older: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan and a dry run show what ``fit`` does beside ``older``: it continues it, or refuses."""
+    from rich.console import Console
+
+    from sm_llm.launcher.display.live import begin
+
+    (made,) = plan(fakes.spec())
+    assert f"fit would continue {older.id} (failed) as attempt 2, from this run's checkpoint of step 4" in (
+        capsys.readouterr().err
+    )
+    assert made.settings["start"] == "this run's checkpoint of step 4"
+    (sent,) = api.launch(fakes.spec(), dry_run=True)
+    assert (sent.job.run_id, sent.job.attempt, sent.job.run_uri) == (older.id, 2, older.uri)
+    capsys.readouterr()
+    (other,) = api.launch(fakes.spec(), "task.seed=2", dry_run=True)
+    assert other.job.run_id != older.id
+    reported = capsys.readouterr().err
+    assert f"fit would start nothing beside an unfinished run. {older.id} is unfinished (failed) at step 4" in reported
+    assert "--new" in reported
+    assert len(older.attempts) == 1, "nothing was started"
+    fakes.use("put(8); put(None)")
+    again = fakes.launch()
+    console = Console(width=200)
+    with console.capture() as captured:
+        begin(again, console)
+    assert "start      this run's checkpoint of step 4" in captured.get()
+    assert "random weights" not in captured.get()
+    fakes.end(again)
+
+
+def test_12f_finish_suggests_only_what_is_accepted(fakes: Any) -> None:
+    from sm_llm.errors import LaunchRefused
+
+    fakes.use("sys.exit(1)")
+    run = fakes.launch()
+    fakes.end(run)
+    with pytest.raises(LaunchRefused, match=rf"nothing saved\. Begin anew with: sm-llm rerun {run.uri}"):
+        run.finish()
 
 
 def test_A2_in_a_terminal_fit_asks(folder: Path) -> None:

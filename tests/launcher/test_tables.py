@@ -10,7 +10,8 @@ from rich.console import Console
 
 from sm_llm.errors import warning
 from sm_llm.launcher.backends.sagemaker.request.request import SageMakerTarget
-from sm_llm.launcher.display.tables import plan_table, status_table
+from sm_llm.launcher.display.tables import metrics_table, plan_table, runs_table, status_table
+from sm_llm.launcher.observe.listed import Listed
 from sm_llm.launcher.observe.status import Status
 from sm_llm.launcher.planner import plan
 from sm_llm.runs.events.run_metrics import Summary
@@ -71,3 +72,23 @@ def status_of(state: RunState) -> Status:
         "job-1", "s3://bucket/runs/job-1", "train", state, "waiting for [/x]", 1, "us-west-2/job-1",
         "sagemaker://us-west-2/job-1", 10.0, None, Summary(), None, {}, None,
     )  # fmt: skip
+
+
+def test_12f_values_that_a_program_logs_have_columns_or_are_named() -> None:
+    rows = [{"step": 1, "attempt": 1, "loss": 2.0, "foo": 0.25, "top_k": 12345.0}]
+    wide = shown(metrics_table(rows, 200), 200)
+    for words in ("foo", "0.25", "top_k", "12345", "loss", "2.0000"):
+        assert words in wide
+    assert "grad norm" not in wide, "no row has a value for it"
+    narrow = shown(metrics_table(rows, 22), 22)
+    assert "too narrow for" in narrow
+    assert "foo" in narrow
+    own = [{"step": 1, "attempt": 1, "loss": 2.0, "tokens": 64}]
+    assert "tokens" not in shown(metrics_table(own, 200)).replace("tokens per second", ""), "it is ours"
+
+
+def test_12f_a_state_stays_whole_in_a_narrow_terminal() -> None:
+    run = Listed("broken-resume-20261129-172230-e748", "/runs/x", "train", RunState.INTERRUPTED)
+    lines = shown(runs_table([run], 56), 56).splitlines()
+    first = next(number for number, line in enumerate(lines) if run.run_id in line)
+    assert "".join(line.split()[-1] for line in lines[first : first + 2]) == "interrupted-resumable"

@@ -51,6 +51,19 @@ def test_initial_distribution_is_that_of_transformers(variants: Configs, by_tran
             assert_like(tensors[name], mean, std, f"{model} {name}")
 
 
+def test_12f_what_a_canonical_config_leaves_out_is_known_by_the_value_in_effect(configs: Configs) -> None:
+    """Stating that value changes nothing, so two configs can be compared in a field that only one of them states."""
+    left_out = set()
+    for name, given in configs.items():
+        config = normalise(given)
+        kind = family(config)
+        for field in kind.fields.keys() - config.keys():
+            left_out.add((kind.model_type, field))
+            value = kind.in_effect(config, field)
+            assert normalise({**config, field: value}) == config, (name, field, value)
+    assert {("llama", "head_dim"), ("qwen2", "layer_types")} <= left_out
+
+
 def assert_like(tensor: Tensor, mean: float, std: float, name: str) -> None:
     """The moments of transformers' draw are those that ``tensor`` promises, within five standard errors."""
     expected_mean = {"ones": 1.0, "zeros": 0.0, "normal": 0.0}[tensor.init]

@@ -416,6 +416,77 @@ def test_a_folder_may_be_handed_over_after_it_was_published_as_settled(
     assert not [it for it in cluster.handover().iterdir() if it.is_dir()], "no copy is left behind"
 
 
+def test_12f_a_step_that_cannot_be_published_any_more_is_named(
+    tmp_path: Path, handing: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = Cluster(tmp_path)
+    handing(cluster.handover())
+    folder = cluster.write(5, age=OLD)
+    until(cluster.published)
+    until(lambda: (cluster.handover() / calls.TAKEN).exists())
+    publish(folder, 3)
+    publish(folder, 5)
+    newer = cluster.write(6)
+    publish(newer, 6)
+    publish(newer, 6)
+    cluster.finish()
+    assert cluster.published() == [5, 6]
+    printed = capsys.readouterr().out
+    assert f"warning: {folder} is not published as step 3: step 5 is newer" in printed
+    assert f"warning: {folder} is not published as step 5: a folder was handed over for this step before" in printed
+    assert "as step 6: a folder was handed over for this step before" in printed
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "words"),
+    [
+        (-5, ValueError, "at least 0"),
+        (2**63, ValueError, "less than"),
+        (1.5, TypeError, "whole number"),
+        (True, TypeError, "whole number"),
+        ("x", TypeError, "whole number"),
+        (None, TypeError, "whole number"),
+    ],
+)
+def test_12f_a_step_that_is_none_is_refused_at_the_call(
+    tmp_path: Path, mine: Path, step: Any, kind: type[Exception], words: str, handing: Callable[[Path], None]
+) -> None:
+    handing(tmp_path / "handover")
+    with pytest.raises(kind, match=words):
+        publish(mine, step)
+    with pytest.raises(kind, match=words):
+        calls.log(step, loss=1.0)
+    assert not list((tmp_path / "handover").iterdir())
+
+
+def test_12f_a_folder_that_cannot_be_published_is_a_storage_error(
+    tmp_path: Path, handing: Callable[[Path], None]
+) -> None:
+    handing(tmp_path / "handover")
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    for name, words in (("nowhere", "is not there"), ("file", "is a file, not a folder"), ("empty", "holds no file")):
+        with pytest.raises(StorageError, match=words):
+            publish(tmp_path / name, 5)
+
+
+def test_12f_values_of_a_program_are_recorded_as_they_are_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sm_llm.runs.events.run_metrics import metric_rows, to_json
+
+    monkeypatch.setenv(names.EVENTS, str(tmp_path / "events/attempt-1-rank0-program.jsonl"))
+    monkeypatch.setenv(names.ATTEMPT, "1")
+    calls.log(1, loss=2.0, foo=float("nan"), bar=float("-inf"))
+    calls.log(7)
+    assert "warning: sm_llm.log(7) has no values: nothing is recorded" in capsys.readouterr().out
+    for values, kind in (({"attempt": 3}, ValueError), ({"foo": "1.5"}, TypeError), ({"foo": None}, TypeError)):
+        with pytest.raises(kind, match=next(iter(values))):
+            calls.log(8, **values)  # type: ignore[arg-type]
+    (row,) = metric_rows(tmp_path / "events")
+    assert to_json(row) == {"step": 1, "attempt": 1, "loss": 2.0, "foo": "nan", "bar": "-inf"}
+
+
 def test_a_step_that_is_text_is_handed_over_under_its_number(
     tmp_path: Path, mine: Path, handing: Callable[[Path], None]
 ) -> None:

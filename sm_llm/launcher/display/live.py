@@ -204,6 +204,9 @@ def begin(run: RunHandle, console: Console) -> None:
     for plan in run.record.plan:
         prefix = f"{plan['step']}: " if plan.get("step") else ""
         settings = plan.get("settings", {})
+        # The record's words are those of the first launch.
+        if start := run.continued_from.get(plan.get("step") or ""):
+            settings = {**settings, "start": start}
         width = max(10, *map(len, settings), 0)
         for name, value in settings.items():
             console.print(f"  {prefix}{name:<{width}} {value}", soft_wrap=True)

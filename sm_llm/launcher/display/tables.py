@@ -262,8 +262,10 @@ def _fitted(
             break
         kept.remove(name)
     table = _columns(*kept)
+    is_tight = width is not None and sum(_needed(it, rows, it == folded) for it in kept) + 1 > width
     for column, name in zip(table.columns, kept, strict=True):
-        column.no_wrap, column.justify = name != folded, justify
+        # Where not even these fit, a value is folded: cut off, it would be another one.
+        column.no_wrap, column.justify = name == kept[0] or (name != folded and not is_tight), justify
     table.columns[0].min_width = _longest(kept[0], rows)  # what is there to be copied, however narrow it is
     for row in rows:
         _add(table, *(row[name] for name in kept))
@@ -362,16 +364,26 @@ _OF_METRICS_LEFT_OUT = ("mfu", "tokens per second", "grad norm", "learning rate"
 
 
 def metrics_table(rows: Sequence[MetricRow], width: int | None = None) -> Table:
-    """Metrics as a table; ``--json`` has every field with every digit. ``width`` as for ``runs_table``."""
-    names = [name.replace("_", " ") for name in METRIC_COLUMNS]
-    found: list[Mapping[str, str | Text]] = [
-        dict(zip(names, (_cell(name, row.get(name)) for name in METRIC_COLUMNS), strict=True)) for row in rows
-    ]
-    return _fitted(found, names, width, _OF_METRICS_LEFT_OUT, justify="right")
+    """Metrics as a table; ``--json`` has every field with every digit. ``width`` as for ``runs_table``.
+
+    Values that a program has logged under names of its own have columns of their own, in place of those that no row
+    has a value for.
+    """
+    from sm_llm.runs.events.run_metrics import own_names
+
+    own = own_names(rows)
+    keys = [it for it in METRIC_COLUMNS if not own or it == "step" or any(row.get(it) is not None for row in rows)]
+    # Under its own name, whatever it looks like; ours are written with spaces.
+    names = {**{key: key.replace("_", " ") for key in keys}, **{key: key for key in own}}
+    found = [{label: _cell(key, row.get(key)) for key, label in names.items()} for row in rows]
+    left_out = (*reversed(own), *_OF_METRICS_LEFT_OUT)
+    kept = [label for label in left_out if label in names.values()]
+    return _fitted(found, list(names.values()), width, kept, justify="right")
 
 
 def _cell(name: str, value: Any) -> str:
     if value is None:
         return ""
     formats = {"learning_rate": "{:.3e}", "tokens_per_second": "{:,.0f}", "mfu": "{:.1%}", "step": "{}"}
-    return formats.get(name, "{:.4f}").format(value)
+    # Of a program's own values the size is not known.
+    return formats.get(name, "{:.4f}" if name in METRIC_COLUMNS else "{:.6g}").format(value)

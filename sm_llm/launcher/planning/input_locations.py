@@ -51,8 +51,11 @@ def assert_inputs_exist(plans: Sequence[Plan], *, has_begun: bool = False) -> No
     _refuse(Addresses(found))
 
 
-def refuse_locations(plans: Sequence[Plan]) -> None:
-    """For ``sm-llm plan``: the same, and whether the storage is there. What is not checked goes to standard error."""
+def refuse_locations(plans: Sequence[Plan]) -> bool:
+    """For ``sm-llm plan``: the same, and whether the storage is there. What is not checked goes to standard error.
+
+    Returns whether the storage answers.
+    """
     locations = [*(Address(plan, "storage", storage_root(plan.job)) for plan in plans), *_all_of(plans)]
     in_s3 = [it for it in locations if is_s3(it.address)]
     reason = _no_access(plans[0]) if in_s3 else ""
@@ -62,6 +65,7 @@ def refuse_locations(plans: Sequence[Plan]) -> None:
         unchecked = dict.fromkeys(f"{it.path}={it.address}" for it in in_s3)
         asked.notes.append(f"not checked ({reason}): {', '.join(unchecked)}")
     _refuse(asked)
+    return not reason and not any(note.startswith("storage:") for note in asked.notes)
 
 
 def assert_starts_exist(plans: Sequence[Plan]) -> None:

@@ -208,6 +208,8 @@ class Plan:
     (``assert_supported``)."""
     step: str | None = None
     after: tuple[str, ...] = ()
+    start: str = ""
+    """Where it starts, in words, if not as its specification asks: at a checkpoint of the run that it continues."""
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -234,7 +236,7 @@ class Plan:
     @property
     def settings(self) -> dict[str, str]:
         """Data, start, tokenizer, precision and what is installed, in words."""
-        return settings(self.job, self.rows)
+        return settings(self.job, self.rows) | ({"start": self.start} if self.start else {})
 
     def start_lines(self) -> list[str]:
         """What to show where the job is started: its settings, and its warnings."""

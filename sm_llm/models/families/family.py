@@ -306,6 +306,13 @@ class Family(ABC):
         """All fields with defaults filled in, floats as floats; for a config without ``field_issues``."""
         return {name: _tidy(self.value(config, name), field) for name, field in self.fields.items()}
 
+    def in_effect(self, config: Config, name: str) -> Any:
+        """The value of any field for a canonical config, of one that ``canonical_fields`` leaves out, too.
+
+        A name that the family does not know has none.
+        """
+        return self.value(config, name) if name in self.fields else config.get(name)
+
     def check(self, config: Config) -> list[Issue]:
         """What is wrong with a canonical config as a whole; paths are bare field names."""
         return []

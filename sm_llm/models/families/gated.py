@@ -122,6 +122,9 @@ class GatedDecoder(Family):
             fields.pop("head_dim", None)
         return fields
 
+    def in_effect(self, config: Config, name: str) -> Any:
+        return self.head_dim(config) if name == "head_dim" else super().in_effect(config, name)
+
     def check(self, config: Config) -> list[Issue]:
         return [*self._check_heads(config), *self._check_padding(config)]
 

@@ -121,9 +121,8 @@ class GraphsCompiled:
 
 @dataclass(frozen=True)
 class ContinuationRefused:
-    """The checkpoint of ``step`` cannot be continued by this job: it is of another model, data order or schedule."""
+    """The job was refused before its first step: its checkpoint is of another model, its data are unusable, ..."""
 
-    step: int
     reason: str
     kind: str = "continuation_refused"
 
@@ -146,7 +145,7 @@ class Logged:
 
     step: int
     values: Mapping[str, float | None]
-    """None stands for NaN or an infinity, in a log that is read."""
+    """None stands for NaN or an infinity, in a log of an earlier release."""
     kind: str = "logged"
 
 
@@ -280,11 +279,14 @@ Event = (
 
 
 def encode(event: Event, *, attempt: int, at: float) -> str:
-    """One line (without the newline) for ``event``. NaN and infinity below the top level become null."""
+    """One line (without the newline) for ``event``. In lists, and deeper in mappings, NaN and infinity become null."""
     record: dict[str, Any] = {"kind": event.kind, "time": at, "attempt": attempt}
     for name, value in asdict(event).items():
         if isinstance(value, float) and (name in EXACT or not math.isfinite(value)):
-            record[f"{name}_hex"] = float(value).hex()
+            record[f"{name}{_TWIN}"] = float(value).hex()
+        elif isinstance(value, dict):
+            odd = {key: it.hex() for key, it in value.items() if isinstance(it, float) and not math.isfinite(it)}
+            record |= {f"{name}{_TWIN}": odd} if odd else {}
         # Kind, time and attempt of the line itself come first, whatever a field is called.
         record.setdefault(name, _finite(value))
     return json.dumps(record, allow_nan=False)
@@ -314,13 +316,20 @@ def decode(line: str) -> dict[str, Any]:
         raise NoEvent("an event is a JSON object with a kind")
     for twin in [name for name in record if name.endswith(_TWIN) and name.removesuffix(_TWIN) in record]:
         try:
-            record[twin.removesuffix(_TWIN)] = float.fromhex(record.pop(twin))
+            record[twin.removesuffix(_TWIN)] = _from_hex(record[twin.removesuffix(_TWIN)], record.pop(twin))
         except (TypeError, ValueError, OverflowError) as error:
             raise NoEvent(f"{twin} is not a float in hexadecimal") from error
     try:
         return checked(record, KINDS.get(record["kind"]) if isinstance(record["kind"], str) else None)
     except ValueError as error:
         raise NoEvent(str(error)) from error
+
+
+def _from_hex(value: Any, twin: Any) -> Any:
+    """``value`` with the floats of its hexadecimal ``twin``: one, or those of a mapping that JSON cannot hold."""
+    if isinstance(twin, dict):
+        return {**value, **{key: float.fromhex(text) for key, text in twin.items()}}
+    return float.fromhex(twin)
 
 
 class EventWriter:

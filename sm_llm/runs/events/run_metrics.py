@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.runs.events.event_lines import event_line
-from sm_llm.runs.events.events import event_files, newest_per_step, read_events, read_file
+from sm_llm.runs.events.events import KINDS, event_files, newest_per_step, read_events, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -38,6 +38,12 @@ def metric_rows(events_folder: Path) -> list[MetricRow]:
             row.update((name, value) for name, value in event["values"].items() if name not in _KEYS)
             row["attempt"] = max(row["attempt"], event["attempt"])
     return [rows[step] for step in sorted(rows)]
+
+
+def own_names(rows: Iterable[MetricRow]) -> list[str]:
+    """Names of values that a program has logged and that no event of ours has, in the order of their first rows."""
+    ours = {*_KEYS, *_RENAMED.values(), *(it.name for kind in _KINDS for it in fields(KINDS[kind]))}
+    return [name for name in dict.fromkeys(name for row in rows for name in row) if name not in ours]
 
 
 def to_json(row: MetricRow) -> MetricRow:

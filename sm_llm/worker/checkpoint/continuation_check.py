@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.identity import (
@@ -17,16 +18,32 @@ from sm_llm.contract.identity import (
     refusals,
 )
 from sm_llm.data.content import data_digest, tokenizer_digest
-from sm_llm.errors import CheckpointError, DataError
+from sm_llm.errors import CheckpointError, DataError, PlanError, SpecError
 from sm_llm.runs.events.events import ContinuationRefused
 from sm_llm.spec.training import CheckpointStart
 from sm_llm.spec.validation.runner import without_duplicates
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sm_llm.worker.checkpoint.start_resolver import Start
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.runtime.collectives import ControlGroup
     from sm_llm.worker.training.job_setup import Setup
+
+
+@contextmanager
+def refusals_noted(context: WorkerContext) -> Iterator[None]:
+    """Log what this job is refused for before its first step: the record then gets back what its changes replaced.
+
+    Whatever refuses it, the comparison, the data or the load itself: changes that were never trained with must not
+    stay, or every later resume would be refused as well.
+    """
+    try:
+        yield
+    except (CheckpointError, DataError, PlanError, SpecError) as error:
+        context.emit(ContinuationRefused(str(error)))
+        raise
 
 
 def own_identity(context: WorkerContext, setup: Setup, control: ControlGroup) -> Identity:
@@ -82,9 +99,7 @@ def check_continuation(context: WorkerContext, start: Start, now: Identity, setu
         issues = [issue, *without_duplicates(issues, [issue])]
     if issues:
         listed = "\n".join(f"  - {issue}" for issue in issues)
-        reason = f"the checkpoint of step {start.step} cannot be continued like this:\n{listed}"
-        context.emit(ContinuationRefused(start.step, reason))
-        raise CheckpointError(reason)
+        raise CheckpointError(f"the checkpoint of step {start.step} cannot be continued like this:\n{listed}")
     # Such a checkpoint is accepted, or no run of that release could be continued.
     if is_partial(start.meta):
         words = "was saved by an earlier release, which recorded neither model nor data: only numbers were compared"

@@ -10,58 +10,115 @@
 
 from __future__ import annotations
 
+import operator
 import os
+import re
 import secrets
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn, SupportsFloat
+from typing import NoReturn, SupportsFloat, SupportsIndex
 
 from sm_llm.contract.program import ATTEMPT, EVENTS, HANDOVER
 from sm_llm.errors import StorageError
-from sm_llm.runs.events.events import EventWriter, Logged
+from sm_llm.runs.events.events import EventWriter, Logged, Notice
 from sm_llm.storage.files import link_tree, walk_files
 from sm_llm.worker.script.plain_files import sentences
 
+_MOST_STEPS = 2**63
+# Names of a row of metrics that are not the program's.
+_RESERVED = ("attempt",)
+# A folder that was handed over, and one that the publisher has taken.
+_HANDED = re.compile(r"(?:\.taken-|\.sealed-)?([0-9]+)")
 
-def log(step: int, **values: SupportsFloat) -> None:
+
+def log(step: SupportsIndex, **values: SupportsFloat) -> None:
     """Record named numbers of ``step`` and print them; rank 0's are taken, other processes' calls do nothing.
 
-    ``loss`` and ``learning_rate`` are shown like those of our own trainer.
+    ``loss`` and ``learning_rate`` are shown like those of our own trainer; ``sm-llm metrics`` has all of them. A call
+    without values records nothing and prints that. Raises ``TypeError`` for a step or value that is not a number, and
+    ``ValueError`` for a negative step and for a value named ``attempt``, which a row has already.
     """
-    path, attempt = os.environ.get(EVENTS), os.environ.get(ATTEMPT)
-    if path is None or attempt is None:
+    step = _whole(step)
+    if taken := [name for name in values if name in _RESERVED]:
+        raise ValueError(f"{taken[0]} is a column that every row of metrics has already. Give the value another name")
+    path = os.environ.get(EVENTS)
+    if path is None or ATTEMPT not in os.environ:
         return
-    numbers = {name: float(value) for name, value in values.items()}
-    writer = EventWriter(Path(path), int(attempt))
-    try:
-        writer.write(Logged(step, numbers))
-    finally:
-        writer.close()
+    numbers = {name: _number(name, value) for name, value in values.items()}
+    if not numbers:
+        _warn(f"sm_llm.log({step}) has no values: nothing is recorded. Write sm_llm.log({step}, loss=loss)")
+        return
+    _write(path, Logged(step, numbers))
     words = [f"Loss: {value:.4f}" if name == "loss" else f"{name} {value:.6g}" for name, value in numbers.items()]
     print(" | ".join([f"step {step}", *words]), flush=True)
 
 
-def publish(folder: str | os.PathLike[str], step: int) -> None:
+def _write(path: str, event: Logged | Notice) -> None:
+    writer = EventWriter(Path(path), int(os.environ[ATTEMPT]))
+    try:
+        writer.write(event)
+    finally:
+        writer.close()
+
+
+def _warn(text: str) -> None:
+    """Print a warning, and log it, so that whoever follows the run sees it, too."""
+    print(f"warning: {text}", flush=True)
+    if (path := os.environ.get(EVENTS)) is not None and ATTEMPT in os.environ:
+        _write(path, Notice(text, "warning"))
+
+
+def _whole(step: SupportsIndex | str) -> int:
+    """A step as an integer; of a program's arguments it is text."""
+    if isinstance(step, str) and step.isascii() and step.isdigit():
+        step = int(step)
+    if isinstance(step, bool | str) or not hasattr(step, "__index__"):
+        raise TypeError(f"step must be a whole number, got {step!r}")
+    found = operator.index(step)
+    if not 0 <= found < _MOST_STEPS:
+        raise ValueError(f"step must be at least 0 and less than 2**63, got {found}")
+    return found
+
+
+def _number(name: str, value: SupportsFloat) -> float:
+    if isinstance(value, str) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return float(value)
+
+
+def publish(folder: str | os.PathLike[str], step: SupportsIndex) -> None:
     """Hand a finished folder over as the checkpoint of ``step``; it is published while the program continues.
 
     Every process calls it after the save is complete; each node's files become part of one checkpoint, which exists
     once all are stored. The folder may be deleted afterwards, but no file in it changed. After a restart it is back in
-    the checkpoint folder, under its own name. Raises ``StorageError`` for a folder that holds no file, and when this
-    node's files came too late to be part of the checkpoint of this step.
+    the checkpoint folder, under its own name. A step that was handed over before, and one below it or below the step
+    that the run continues from, is not published: a warning names it.
+
+    Raises ``TypeError`` for a step that is not a whole number, ``ValueError`` for a negative one, and ``StorageError``
+    for a folder that is not there, is a file or holds no file, and when this node's files came too late to be part of
+    the checkpoint of this step.
     """
+    step = _whole(step)
     handover = os.environ.get(HANDOVER)
     # One process hands over for its node: all of them see the same folder.
     if handover is None or os.environ.get("LOCAL_RANK", "0") != "0":
         return
-    step = int(step)
     source, target = Path(folder).resolve(), Path(handover) / str(step)
-    if not holds_file(source):
-        raise StorageError(f"{source}: holds no file to publish")
+    if not source.is_dir():
+        problem = "is a file, not a folder" if source.exists() else "is not there"
+        raise StorageError(f"{source}: {problem}: nothing is published for step {step}")
+    try:
+        if not holds_file(source):
+            raise StorageError(f"{source}: holds no file to publish")
+    except OSError as error:
+        raise StorageError(f"{source}: cannot be read: {error.strerror}") from error
     late = closed(Path(handover), step)
     if not late.exists():
-        # Handed over already, and not yet taken: a second call changes nothing.
-        if target.exists():
+        if step <= (newest := newest_handed(Path(handover))):
+            why = f"step {newest} is newer" if step < newest else "a folder was handed over for this step before"
+            _warn(f"{source} is not published as step {step}: {why}")
             return
         # The publisher takes only folders named by a number. The rename makes all files appear at once, and hard links
         # keep them should the program delete its own folder.
@@ -89,6 +146,17 @@ def _withdrawn(target: Path, temporary: Path) -> bool:
     return True
 
 
+def newest_handed(handover: Path) -> int:
+    """The newest step that this node has handed over, or that the run continues from; -1 if there is none."""
+    names = [it.name for it in handover.iterdir()] if handover.is_dir() else []
+    found = [int(match[1]) for name in names if (match := _HANDED.fullmatch(name))]
+    with suppress(FileNotFoundError, ValueError):
+        found.append(int((handover / TAKEN).read_text(encoding="ascii")))
+    return max(found, default=-1)
+
+
+TAKEN = ".newest-taken"
+"""File in which the publisher names the newest step that needs no more files of this node."""
 LATE_SECONDS = 120.0
 """How long after the first node the others may hand over a step."""
 

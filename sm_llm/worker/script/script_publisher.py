@@ -9,14 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from sm_llm.contract.program import step_of
+from sm_llm.contract.program import RESUME_FOLDER, RESUME_STEP, step_of
 from sm_llm.errors import SmLlmError, StorageError
 from sm_llm.runs.events.checkpoints import CheckpointPublished
-from sm_llm.storage.files import link_tree
+from sm_llm.storage.files import link_tree, write_atomically
 from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.publication.publish import upload_part
 from sm_llm.storage.uri import join
-from sm_llm.worker.script.calls import LATE_SECONDS, closed, holds_file, quiet_since
+from sm_llm.worker.script.calls import LATE_SECONDS, TAKEN, closed, holds_file, quiet_since
 from sm_llm.worker.script.plain_files import make_names_usable, sentences
 
 if TYPE_CHECKING:
@@ -67,11 +67,14 @@ class ScriptPublisher:
         self._complete = False
         # Why a folder could not be read, as it was reported last.
         self._read_error = ""
+        # Folders below the step that the run continues from, which were reported.
+        self._stale: set[Path] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
     def start(self) -> Self:
         self._handover.mkdir(parents=True, exist_ok=True)
+        self._note_taken()
         self._thread.start()
         return self
 
@@ -132,21 +135,37 @@ class ScriptPublisher:
 
     def _clear(self, step: int) -> None:
         """Free the files of ``step``, and what is not needed any more; what came too late, its program removes."""
+        self._note_taken()  # before the rest is cleared: from here on an older step is refused where it is handed over
         over = [it for it in self._handed() if it <= step and not closed(self._handover, it).exists()]
-        folders = [
-            self._folder("taken", step),
-            self._folder("sealed", step),
-            *(self._handover / str(it) for it in over),
-        ]
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
+        if over and self._context.place.is_leader:
+            listed = ", ".join(map(str, sorted(over)))
+            self._context.notice(f"not published, step {step} is newer: checkpoints of steps {listed}", "warning")
+        places = [self._place("taken", step), self._place("sealed", step), *(self._handover / str(it) for it in over)]
+        for place in places:
+            shutil.rmtree(place, ignore_errors=True)
+
+    def _note_taken(self) -> None:
+        """Let ``publish`` know which steps come too late to be published."""
+        if self._done >= 0:
+            with suppress(OSError):  # without it, too old a step is reported here
+                write_atomically(self._handover / TAKEN, str(self._done))
+
+    def _report_stale(self, settled: list[tuple[int, Path]]) -> None:
+        """Name folders of a program that begins anew although its run continues: the run has gone further."""
+        found = [path for step, path in settled if step < self._resumed and path not in self._stale]
+        self._stale.update(found)
+        for path in found if self._context.place.is_leader else ():
+            words = f"{path.name} is not published: the run continues from step {self._resumed}, which is newer"
+            self._context.notice(f"{words} ({RESUME_STEP}, {RESUME_FOLDER})", "warning")
 
     def _next(self) -> int | None:
         """Wait for a step and take its files of this node; None once the program has ended and nothing is left."""
         while True:
             # Read before the search: what a program leaves just before its end is then found by the last one.
             ended = self._closing.is_set()
-            found = [*self._handed(), *(step for step, _ in self._settled())]
+            settled = self._settled()
+            self._report_stale(settled)
+            found = [*self._handed(), *(step for step, _ in settled)]
             # Only the newest: steps that it has overtaken are cleared with it.
             newest = max(found, default=self._done)
             if newest > self._done:

@@ -14,7 +14,7 @@ from sm_llm.runs.events.events import AttemptStarted, Step
 from sm_llm.spec.tasks import TrainTask, settings
 from sm_llm.terminal import counted, quoted
 from sm_llm.worker.checkpoint.checkpoint import Checkpointer
-from sm_llm.worker.checkpoint.continuation_check import check_continuation, own_identity
+from sm_llm.worker.checkpoint.continuation_check import check_continuation, own_identity, refusals_noted
 from sm_llm.worker.checkpoint.recovery import Recovery
 from sm_llm.worker.checkpoint.start_resolver import Start, StartResolver, first_weights, load_checkpoint
 from sm_llm.worker.checkpoint.state_hash import state_hash
@@ -53,9 +53,10 @@ if TYPE_CHECKING:
 def run(context: WorkerContext, job: JobSpec) -> None:
     """Train ``job.task`` (its sources are local), resume where this run stopped, and publish the model."""
     assert isinstance(job.task, TrainTask)
-    device = find_device(job.task.parallelism.strategy, context.process)
-    task = settled(job.task, device)
-    config = config_of(task)
+    device = find_device(job.task.parallelism.strategy, context.place)
+    with refusals_noted(context):
+        task = settled(job.task, device)
+        config = config_of(task)
     task = with_choices(context, task, config, device)
     # Before anything is computed: that is when the first graphs are compiled. As it is written, as precompile sees it.
     cache = open_cache(context, job.task, config) or open_graphs(context, task, config, device)
@@ -64,7 +65,8 @@ def run(context: WorkerContext, job: JobSpec) -> None:
         context.doing = "connecting the processes"
         strategy.setup()
         context.doing = "reading the data"
-        setup = set_up(task, strategy.layout, context.process.local_world_size, context.scratch)
+        with refusals_noted(context):
+            setup = set_up(task, strategy.layout, context.place.local_world_size, context.scratch)
         kind = GraphExtraction if extracts_graphs() else Trainer
         kind(context, setup, strategy, cache).run()
     strategy.close()  # only now: a process that fails must not wait for the others to leave with it
@@ -109,7 +111,8 @@ class Trainer:
         if is_delivered(self.context, self.control):
             self.forget_copies()
             return
-        done = self.begin().step
+        with refusals_noted(self.context):
+            done = self.begin().step
         with self.context.requests.deferred(), ExitStack() as stack:
             stack.callback(lambda: self.batches.close())  # whichever are open by then
             stack.push(lambda kind, *_: self.profiler.close(wait=kind is None))
