@@ -275,7 +275,8 @@ CASES: list[Case] = [
 ]
 """Code, source, and overrides or fields."""
 PLANNED: list[Case] = [
-    ("storage-not-a-folder", TRAIN, ("storage=file.txt",)),
+    ("folder-not-writable", TRAIN, ("storage=file.txt",)),
+    ("source-read-twice", PREPARE, ("task.sources=[texts, texts/a.txt]",)),
     ("source-not-found", TRAIN, ("task.data.format=rows", "task.data.train=nowhere")),
     ("source-is-a-file", TRAIN, ("task.data.format=rows", "task.data.train=file.txt")),
     ("source-content-wrong", CONVERT, ()),

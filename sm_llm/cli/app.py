@@ -150,6 +150,12 @@ def main() -> NoReturn:
             raise
         echo(f"error: {text}", err=True)
         sys.exit(1)
+    except OSError as error:
+        # Of a file of the user's, which may not be read or written, or whose disk is full.
+        if error.filename is None or error.strerror is None:
+            raise
+        echo(f"error: {error.filename}: {error.strerror}", err=True)
+        sys.exit(1)
     except SmLlmError as error:
         echo(f"error: {error}", err=True)
         if output.is_json:

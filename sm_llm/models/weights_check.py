@@ -23,6 +23,13 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _ADAPTER = re.compile(r"\.(?:lora_|adapter_)|^base_model\.")
 _CHUNK = 1 << 24
 _SHOWN = 4
+# Format -> the type of numpy with as many bytes, and the bits of its exponent: all of them are set in NaN and infinity.
+_EXPONENTS = {
+    "F64": ("<u8", 0x7FF0_0000_0000_0000),
+    "F32": ("<u4", 0x7F80_0000),
+    "F16": ("<u2", 0x7C00),
+    "BF16": ("<u2", 0x7F80),
+}
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,40 @@ def unread_warning(names: Sequence[str]) -> Issue:
         f"the files hold {counted(len(names), 'buffer')} that the model computes; they are not read: {_some(names)}"
     )
     return warning("weights-buffers-not-read", START, message)
+
+
+def not_finite(tensors: Mapping[str, StoredTensor], most_bytes: int) -> Iterator[Issue]:
+    """Tensors with NaN or infinity in them, which no training recovers from.
+
+    All of them are read, so only where they take at most ``most_bytes`` together: larger ones the worker refuses when
+    it reads them.
+    """
+    known = {name: it for name, it in tensors.items() if it.dtype in _EXPONENTS}
+    if sum(it.end - it.begin for it in known.values()) > most_bytes:
+        return
+    wrong = [name for name, it in known.items() if _has_not_finite(it)]
+    for file in dict.fromkeys(known[name].file for name in wrong):
+        names = [name for name in wrong if known[name].file == file]
+        remedy = "Name weights that were saved before the training diverged, or fetch them again"
+        problem = f"{file}: {_some(names)}: values that are NaN or infinite"
+        yield Issue("weights-not-finite", START, problem, remedy=remedy)
+
+
+def _has_not_finite(tensor: StoredTensor) -> bool:
+    import numpy as np
+
+    kind, exponent = _EXPONENTS[tensor.dtype]
+    with tensor.file.open("rb") as stream:
+        stream.seek(tensor.begin)
+        rest = tensor.end - tensor.begin
+        while rest:
+            bits = np.frombuffer(stream.read(min(_CHUNK, rest)), dtype=kind)
+            if not bits.size:
+                return False  # the file was cut meanwhile
+            if bool(((bits & exponent) == exponent).any()):
+                return True
+            rest -= bits.nbytes
+    return False
 
 
 def _adapters(folder: Path) -> Iterator[Issue]:

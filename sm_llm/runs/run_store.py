@@ -165,9 +165,12 @@ class FolderRunStore:
 
     def create(self, record: RunRecord) -> None:
         shared = (record.spec.get("storage_options") or {}).get("shared_with_group")
-        make_folders(self.root.parent)
-        # The folder's own mode decides for all that is made in it (``owned.make_folders``, ``owned.opener``).
-        self.root.mkdir(GROUP_READABLE if shared else PRIVATE, exist_ok=True)
+        try:
+            make_folders(self.root.parent)
+            # The folder's own mode decides for all that is made in it (``owned.make_folders``, ``owned.opener``).
+            self.root.mkdir(GROUP_READABLE if shared else PRIVATE, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{self.root}: the run's folder cannot be made: {error.strerror}") from error
         # Exclusive also between machines that share the folder, as the store's files are.
         if not self.store.put_if_absent(RUN_RECORD, record.to_text().encode()):
             raise exists_already(self.uri)

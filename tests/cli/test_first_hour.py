@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 import sm_llm
 from sm_llm import cli
+from sm_llm.cli.app import app
 from sm_llm.cli.options import console
-from sm_llm.errors import PlanError
+from sm_llm.errors import PlanError, StorageError
 from sm_llm.launcher import api
 from sm_llm.launcher.display.live import live_text
 from sm_llm.launcher.display.tables import metrics_table, origins_table, runs_table, status_table
@@ -216,6 +220,11 @@ def test_wrong_places_are_reported_by_the_plan(tmp_path: Path, monkeypatch: pyte
     Path("file").write_text("x")
     assert "storage (override): must be a folder, and is a file (got 'file')" in faults("smoke", "storage=file")
     assert f"lies below {tmp_path / 'file'}, which is a file" in faults("smoke", "storage=file/runs")
+    Path("gone").symlink_to("nowhere")
+    assert "is a link to a place that is not there" in faults("smoke", "storage=gone")
+    assert "more than 255 bytes" in faults("smoke", f"storage={'x' * 256}")
+    tensorboard = "task.logging.sinks.tensorboard.folder"
+    assert f"{tensorboard} (override): must be a folder, and is a file" in faults("smoke", f"{tensorboard}=file")
     script = {"name": "s", "task": {"kind": "script", "source": ".", "entry": "-m nothing.here"}}
     assert "task.entry (Python): is not in" in faults(script)
     Path("own").mkdir()
@@ -224,6 +233,37 @@ def test_wrong_places_are_reported_by_the_plan(tmp_path: Path, monkeypatch: pyte
     Path("own/here.py").touch()
     assert sm_llm.plan(own)
     assert sm_llm.plan({**script, "task": {**script["task"], "entry": "-m json.tool"}})  # type: ignore[dict-item]
+
+
+@pytest.mark.skipif(not Path("/proc/self/mounts").exists(), reason="only Linux lists its file systems there")
+@pytest.mark.parametrize("verb", [["plan"], ["fit"], ["fit", "--dry-run"]])
+def test_12f_a_storage_that_cannot_be_made_is_one_error_of_every_verb(verb: list[str]) -> None:
+    found = CliRunner().invoke(app, [*verb, "smoke", "storage=/proc/x"])
+    assert isinstance(found.exception, PlanError)
+    (reported,) = found.exception.issues
+    assert str(reported).startswith(
+        "storage (command line): must be a folder, and lies below /proc, which is part of a file system of the kernel"
+    )
+
+
+def test_12f_a_folder_of_a_run_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+    from sm_llm.runs.run_store import run_store_at
+
+    (tmp_path / "file").touch()
+    record = SimpleNamespace(spec={})
+    with pytest.raises(StorageError, match="the run's folder cannot be made: "):
+        run_store_at(tmp_path / "file/runs/one").create(record)  # type: ignore[arg-type]
+
+
+def test_12f_an_error_of_the_file_system_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/disk/run.json")
+
+    monkeypatch.setattr(api, "launch", full)
+    code, _, err = cli_output(monkeypatch, capsys, "fit", "smoke")
+    assert (code, err) == (1, "error: /disk/run.json: No space left on device\n")
 
 
 def test_a_tokenizer_of_the_hub_needs_no_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

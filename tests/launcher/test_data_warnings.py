@@ -198,3 +198,10 @@ def test_12f_the_name_of_a_run_is_answered_with_its_folder(tmp_path: Path, monke
                         "a-20260101-000000-0001": "a-20260101-000000-0001"}.items():  # fmt: skip
         with pytest.raises(PlanError, match=rf"Write the folder of the run: .*runs/{meant}"):
             warned(data=SYNTHETIC, start={"checkpoint": name})
+
+
+def test_12f_a_vocabulary_that_a_step_trains_is_compared_with_the_model() -> None:
+    assert not [it for made in plan("tiny-local") for it in made.issues if it.code == "vocabulary-hardly-used"]
+    made = plan("tiny-local", "steps.prepare.task.train_tokenizer.vocab_size=300")[1]
+    (found,) = [it for it in made.issues if it.code == "vocabulary-hardly-used"]
+    assert "300 tokens, but the model's vocabulary has 4,096" in str(found)

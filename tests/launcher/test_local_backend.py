@@ -21,6 +21,7 @@ from sm_llm.launcher.job_inputs import absolute_inputs
 from sm_llm.launcher.planner import plan
 from sm_llm.runs.run_paths import RunPaths, generate_run_id
 from sm_llm.spec.job import JobSpec
+from tests.launcher.conftest import SYNTHETIC
 
 if TYPE_CHECKING:
     from sm_llm.launcher.backend import Submission
@@ -230,3 +231,16 @@ def test_a_emulation_has_the_channels_of_sagemaker() -> None:
     task = {**JOB["task"], "data": {"format": "rows", "train": "inputs.job", "seq_length": 64}}
     with pytest.raises(PlanError, match=r"inputs.job .*is the name of the channel"):
         plan({**JOB, "task": task}, inputs={"job": "s3://bucket/x"}, backend={"contract": "sagemaker"})
+
+
+def test_12f_devices_that_are_not_here_and_too_many_processes_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    spec = {**SYNTHETIC, "environment": {"CUDA_VISIBLE_DEVICES": "3"}, "compute": {"processes_per_instance": 64}}
+    (made,) = plan(spec)
+
+    def codes(machine: Machine) -> set[str]:
+        return {it.code for it in LocalBackend(machine).plan_checks(made).issues}
+
+    assert {"gpu-choice-without-gpu", "processes-exceed-cores"} <= codes(Machine(2))
+    assert "processes-exceed-cores" not in codes(Machine(32))
+    assert not {"gpu-choice-without-gpu", "processes-exceed-cores"} & codes(Machine(2, ("0", "1", "2", "3")))

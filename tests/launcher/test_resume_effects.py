@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.contract.failure import Cause
-from sm_llm.errors import PlanError
+from sm_llm.errors import PlanError, SpecError
 from sm_llm.launcher.display.summary import _next as next_words
+from sm_llm.launcher.lifecycle import recorded_spec
 from sm_llm.launcher.planner import plan
 from sm_llm.spec.comparison.leaves import declared
 from sm_llm.spec.field_classes import FieldClass
@@ -69,3 +70,25 @@ def test_B6_a_failure_of_the_data_does_not_promise_that_changed_data_continue(fa
     assert f"sm-llm branch {run.uri} task.start.allow_other_data=true" in reported
     assert "the same command continues" not in reported
     assert "the same command continues" in next_words(run, run.status())
+
+
+def test_12f_no_second_command_stands_beside_the_one_of_a_reason(fakes: Any) -> None:
+    fakes.use("put(1)\nraise SystemExit(1)")
+    run = fakes.launch()
+    fakes.end(run)
+    way = f"Skip them: sm-llm resume {run.uri} task.not_finite.policy=skip"
+    status = replace(run.status(), reason=f"{Cause.DATA}: step 2: the global batch has no label to learn from. {way}")
+    reported = next_words(run, status)
+    assert reported == "What to do is in the reason above; its newest checkpoint is of step 1."
+
+
+def test_12f_a_refused_change_names_what_was_written_and_where(fakes: Any) -> None:
+    fakes.use("put(1)\nraise SystemExit(1)")
+    run = fakes.launch()
+    fakes.end(run)
+    record = run.record.model_copy(update={"origins": {"task.max_steps": "job.yaml:12"}})
+    with pytest.raises(SpecError, match=r"task\.max_steps \(job\.yaml:12\): give exactly one"):
+        recorded_spec(record, ["task.max_epochs=1"])
+    with pytest.raises(PlanError) as refused:
+        run.resume("task.start.checkpoint=x")
+    assert [it.path for it in refused.value.issues] == ["task.start.checkpoint"]

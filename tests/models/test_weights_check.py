@@ -14,7 +14,8 @@ from sm_llm.errors import PlanError, SpecError
 from sm_llm.launcher.planner import plan
 from sm_llm.models.config import both_spellings, model_config, normalise
 from sm_llm.models.families.table import family
-from sm_llm.models.weights_check import CheckedWeights, check_weights
+from sm_llm.models.safetensors_folder import StoredTensor
+from sm_llm.models.weights_check import CheckedWeights, check_weights, not_finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -337,3 +338,33 @@ def test_a_config_from_elsewhere_must_compute_the_same(changes: dict[str, Any], 
     other.write_text(json.dumps({**BASE, "max_position_embeddings": 512, "initializer_range": 0.1}))
     found = model_config(preset=None, path=str(other), pretrained=str(weights), overrides={})
     assert found["max_position_embeddings"] == 512
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", ["<f4", "<f2", "<f8"])
+def test_12f_values_that_are_not_finite_are_refused_by_the_plan(tmp_path: Path, value: float, kind: str) -> None:
+    values = {name: it.astype(kind) for name, it in arrays().items()}
+    values[UP][3, 5] = value
+    folder = write(tmp_path / "weights", values)
+    spec = {
+        "name": "tuned",
+        "task": {
+            "kind": "train",
+            "data": {"format": "synthetic", "seq_length": 8, "rows": 8},
+            "max_steps": 2,
+            "start": {"pretrained": str(folder)},
+        },
+    }
+    with pytest.raises(PlanError, match=f"{UP}: values that are NaN or infinite"):
+        plan(spec)
+    values[UP][3, 5] = np.finfo(kind).max
+    assert plan({**spec, "task": {**spec["task"], "start": {"pretrained": str(write(folder, values))}}})  # type: ignore[dict-item]
+
+
+def test_12f_bits_of_bf16_that_are_not_finite_are_known(tmp_path: Path) -> None:
+    file = tmp_path / "bits"
+    for bits, is_wrong in ((0x7F80, True), (0xFFC0, True), (0x7F7F, False), (0x0001, False)):
+        file.write_bytes(np.array([0x3F80, bits], dtype="<u2").tobytes())
+        tensor = StoredTensor(file, "BF16", (2,), 0, 4)
+        assert bool(list(not_finite({"x": tensor}, 4))) is is_wrong
+        assert not list(not_finite({"x": tensor}, 3)), "larger ones are left to the worker"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.observe.status import Status
     from sm_llm.launcher.run_handle import RunHandle
+
+
+_COMMAND = re.compile(r"\bsm-llm (?:resume|rerun|branch|finish|fit)\b")
 
 
 def print_summary(run: RunHandle, console: Console, plot: str | None) -> None:
@@ -57,6 +61,10 @@ def _next(run: RunHandle, status: Status) -> str:
     if status.state is RunState.COMPLETED_UNPUBLISHED:
         return f"Publish its result with: sm-llm finish {quoted(run.uri)}"
     checkpoints = [it.step for it in run.checkpoints() if it.valid]
+    # A second command beside the one of the reason would be the one that fails again.
+    if _COMMAND.search(status.reason or ""):
+        newest = f"its newest checkpoint is of step {checkpoints[-1]}" if checkpoints else "it has no checkpoint yet"
+        return f"What to do is in the reason above; {newest}."
     record = run.record
     # The command of the launch repeats neither the changes of a resume nor the run that a branch began from.
     is_as_launched = not record.changes and record.made_from is None

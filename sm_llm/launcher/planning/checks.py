@@ -7,19 +7,26 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import DataError, Issue, warning
 from sm_llm.launcher.planning.draft import UpstreamOutput, tokenizer_vocabulary
-from sm_llm.launcher.planning.local_paths import is_reference, local_folder, referenced_step, repeated_rows
+from sm_llm.launcher.planning.local_paths import (
+    is_reference,
+    local_folder,
+    referenced_step,
+    repeated_rows,
+    write_problem,
+)
 from sm_llm.launcher.planning.model_facts import pretrained_issues
 from sm_llm.launcher.planning.plan import RANDOM
 from sm_llm.launcher.planning.unread_settings import OF_SCHEDULES, check_unread_settings, has_validation
 from sm_llm.spec.job_machines import computes_on_cpu, smallest_card
-from sm_llm.spec.references import sources
-from sm_llm.spec.tasks import TASK_KINDS, ScriptTask, TrainTask, training_of
+from sm_llm.spec.references import outputs, sources
+from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, ScriptTask, TrainTask, training_of
 from sm_llm.spec.training import StreamData, SyntheticData
 from sm_llm.spec.validation.runner import blocked_by
 from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from sm_llm.launcher.planning.draft import Draft
     from sm_llm.spec.validation.runner import Checker
@@ -28,18 +35,32 @@ if TYPE_CHECKING:
 _LARGE_RATE = 0.02
 
 
-def check_storage_folder(draft: Draft) -> Iterator[Issue]:
-    """A storage on this machine in which no folder can be made: it, or what it would lie in, is a file."""
-    job = draft.job
-    folder = local_folder(job.storage)
-    if folder is None:
+def check_written_folders(draft: Draft) -> Iterator[Issue]:
+    """Folders on this machine that the job writes to, and that cannot be made: a run would fail once it has begun."""
+    job, is_here = draft.job, draft.job.backend.runs_here
+    written = {"storage": job.storage, **(outputs(job) if is_here else {})}
+    for path, location in written.items():
+        folder = local_folder(location)
+        if folder is not None and (problem := write_problem(folder, is_on_this_machine=is_here)):
+            remedy = "Give a folder that you may write to; it is made if it is not there"
+            yield Issue("folder-not-writable", path, f"must be a folder, and {problem}", location, remedy)
+
+
+def check_repeated_sources(draft: Draft) -> Iterator[Issue]:
+    """Text that several sources of a preparation name: it is read as often."""
+    task = draft.job.task
+    if not isinstance(task, PrepareTask):
         return
-    # The nearest place that exists: folders below it are made when a run begins.
-    there = next(location for location in (folder, *folder.parents) if location.exists())
-    if not there.is_dir():
-        where = "is a file" if there == folder else f"lies below {there}, which is a file"
-        remedy = "Give a folder; it is made if it is not there"
-        yield Issue("storage-not-a-folder", "storage", f"must be a folder, and {where}", job.storage, remedy)
+    seen: dict[Path, str] = {}
+    for index, source in enumerate(task.sources):
+        if (location := local_folder(source)) is None:
+            continue
+        own = location.resolve()
+        other = next((text for path, text in seen.items() if path in (own, *own.parents) or own in path.parents), None)
+        if other is not None:
+            message = f"is read twice, and so are its tokens: {other} names the same, or a part of it"
+            yield warning("source-read-twice", f"task.sources.{index}", message, source, "Keep one, unless it is meant")
+        seen.setdefault(own, source)
 
 
 def check_sources(draft: Draft) -> Iterator[Issue]:
@@ -134,8 +155,8 @@ def check_vocabulary(draft: Draft) -> Iterator[Issue]:
             problem = f"has a vocabulary of {size}, more than the model's {model.vocab_size}"
             remedy = f"Set task.model.config.vocab_size to at least {largest}"
             yield Issue("vocabulary-exceeds-model", path, problem, _value(task, path), remedy)
-        # The rows of a step that has not run may hold fewer tokens than it was asked for, so these are not judged.
-        elif size is not None and _is_far_smaller(size, model.vocab_size) and (path != "task.data.train" or rows):
+        # The rows of a step that has not run hold at most as many as it was asked for.
+        elif size is not None and _is_far_smaller(size, model.vocab_size):
             message = (
                 f"{size:,} tokens, but the model's vocabulary has {model.vocab_size:,}: the other rows of its "
                 "embedding are never trained"
@@ -289,7 +310,8 @@ def check_support(draft: Draft) -> Iterator[Issue]:
 
 MODEL_CHECKERS: tuple[Checker[Draft], ...] = (check_sources, check_model_config, check_weights_to_start_from)
 DATA_CHECKERS: tuple[Checker[Draft], ...] = (
-    check_storage_folder,
+    check_written_folders,
+    check_repeated_sources,
     check_batch_and_length,
     check_sequence_length,
     check_validation_step,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 from pathlib import Path
@@ -44,7 +45,8 @@ def local_folder(uri: str | None, base: Path | None = None) -> Path | None:
         return None
     if path is not None and base is not None and "://" not in uri:
         path = base / Path(uri).expanduser()
-    return path if path is None or path.exists() else _published(path)
+    # Not ``Path.exists``, which raises for a name that is too long and where a folder above may not be entered.
+    return path if path is None or os.path.exists(path) else _published(path)
 
 
 def contents(location: Path) -> str:
@@ -92,6 +94,45 @@ def _normal(location: str) -> str:
     folder = local_folder(location)
     # A folder of this machine may be reached by links.
     return str(folder.resolve()) if folder is not None else posixpath.normpath(location).replace(":/", "://", 1)
+
+
+# File systems of the kernel, which no folder of a user's can be made in, whatever the rights.
+_OF_THE_KERNEL = frozenset({"proc", "sysfs", "cgroup", "cgroup2", "devpts", "debugfs", "tracefs", "securityfs", "bpf"})
+_LONGEST_NAME = 255
+"""Bytes of a name in the usual file systems."""
+
+
+def write_problem(folder: Path, *, is_on_this_machine: bool = True) -> str:
+    """Why ``folder`` cannot be made or written; empty if it can, as far as that is known without writing.
+
+    On another machine, which may share only some of its folders with this one, rights are not compared.
+    """
+    folder = folder.expanduser().absolute()
+    if any(len(os.fsencode(part)) > _LONGEST_NAME for part in folder.parts):
+        return f"has a name of more than {_LONGEST_NAME} bytes"
+    # ``os.path`` and not ``Path.exists``, which raises where a folder above may not be entered.
+    there = next(location for location in (folder, *folder.parents) if os.path.lexists(location))
+    below = "" if there == folder else f"lies below {there}, which "
+    if not there.is_dir():
+        return f"{below}is a {'file' if os.path.exists(there) else 'link to a place that is not there'}"
+    if not is_on_this_machine:
+        return ""
+    if _file_system(there) in _OF_THE_KERNEL:
+        return f"{below}is part of a file system of the kernel, where no folder can be made"
+    if os.statvfs(there).f_flag & os.ST_RDONLY:
+        return f"{below}is on a file system that is read only"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"{below}may not be written by you"
+
+
+def _file_system(location: Path) -> str:
+    """The type of the file system that holds a path that exists; empty where the kernel does not list it."""
+    try:
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    mounts = {fields[1]: fields[2] for line in lines if len(fields := line.split()) > 2}
+    resolved = location.resolve()
+    return next((mounts[str(it)] for it in (resolved, *resolved.parents) if str(it) in mounts), "")
 
 
 def _published(path: Path) -> Path:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 """fp32 master weight and AdamW's two fp32 moments."""
+# Of weights that a plan reads whole: a second from a local disk.
+_READ_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -80,17 +82,19 @@ def planned_config(task: TrainTask) -> dict[str, Any]:
 def pretrained_issues(config: Mapping[str, Any], task: TrainTask) -> list[Issue]:
     """Issues of weights that lie on this machine, compared with the canonical ``config``.
 
-    Only the files' headers are read. Weights elsewhere are checked by the worker, before its first step.
+    Of the files the headers are read, and up to ``_READ_BYTES`` the values, too. Weights elsewhere, and the values of
+    larger ones, are checked by the worker, before its first step.
     """
     folder = local_folder(pretrained_source(task))
     if folder is None or not folder.is_dir():
         return []
-    from sm_llm.models.weights_check import check_weights, holds_shards, unread_warning
+    from sm_llm.models.weights_check import check_weights, holds_shards, not_finite, unread_warning
 
     if holds_shards(folder):  # whoever reads them checks them
         return []
     checked = check_weights(folder, config)
-    return [*checked.issues, *([unread_warning(checked.unread)] if checked.unread else [])]
+    damaged = list(checked.issues) or list(not_finite(checked.tensors, _READ_BYTES))
+    return [*damaged, *([unread_warning(checked.unread)] if checked.unread else [])]
 
 
 def model_facts(config: Mapping[str, Any], task: TrainTask) -> ModelFacts:

@@ -9,7 +9,7 @@ from sm_llm.contract.image_packages import REQUIREMENTS
 from sm_llm.errors import PlanError
 from sm_llm.launcher.planning.local_paths import contents, local_folder
 from sm_llm.redaction import redact
-from sm_llm.spec.inputs import FileSystemInput
+from sm_llm.spec.inputs import FileSystemInput, S3Input, input_location
 from sm_llm.spec.tasks import PrepareTask, ScriptTask, TrainTask, training_of
 from sm_llm.spec.training import CheckpointStart, PretrainedStart, StreamData, SyntheticData
 from sm_llm.terminal import counted, quoted
@@ -64,7 +64,8 @@ def settings(job: JobSpec, rows: int | None = None) -> dict[str, str]:
         found["environment"] = _shortened(redact(quoted(*(f"{name}={it}" for name, it in job.environment.items()))))
     if job.secrets:
         found["secrets"] = ", ".join(f"{name} from {reference}" for name, reference in job.secrets.items())
-    return found | {f"input {name}": _input(value) for name, value in job.inputs.items()}
+    mounts = job.backend.mounts_inputs
+    return found | {f"input {name}": _input(value, mounts=mounts) for name, value in job.inputs.items()}
 
 
 def _trackers(task: TrainTask) -> str:
@@ -79,10 +80,13 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def _input(value: Input) -> str:
-    """Where an input lies, how the job gets it, and what is in it where that is on this machine."""
-    if isinstance(value, str):
-        return _with_contents(value)
+def _input(value: Input, *, mounts: bool) -> str:
+    """Where an input lies, how the job gets it, and what is in it where that is on this machine.
+
+    ``mounts``: whether the backend brings inputs into the job in the mode that they ask for.
+    """
+    if isinstance(value, str) or (isinstance(value, S3Input) and not mounts):
+        return _with_contents(input_location(value))
     if isinstance(value, FileSystemInput):
         return f"{value.uri} (mounted {'read only' if value.access_mode == 'ro' else 'to read and write'})"
     # The mode is shown even where it is the default: copying all of an input may take longer than the job.

@@ -61,7 +61,7 @@ def _platform_folder_warnings(job: JobSpec, task: ScriptTask) -> Iterator[Issue]
 
     In arguments they are led to the job's own.
     """
-    advice = "here it is not a folder of the job. Read the variable of the training toolkit in its place"
+    advice = "here it is not a folder of the job. Read this variable in its place"
     for name, value in job.environment.items():
         if found := _PLATFORM_FOLDER.search(value):
             message = f"{found[0]} is a folder of SageMaker's containers, and {advice} ({_variable(found[1])})"

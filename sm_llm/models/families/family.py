@@ -170,7 +170,8 @@ def token(default: int | None = None, *, several: bool = False) -> Field:
 
 
 COMMON_FIELDS: Mapping[str, Field] = {
-    "vocab_size": size(),
+    # Of a single token nothing can be learned: it is the only one there is to predict.
+    "vocab_size": replace(size(), minimum=2),
     "hidden_size": size(),
     "intermediate_size": size(),
     "num_hidden_layers": size(maximum=2_000),

@@ -24,7 +24,7 @@ from sm_llm.runs.run_paths import STEPS, RunPaths, step_run_id
 from sm_llm.runs.run_store import local_root
 from sm_llm.spec.backends.local import LocalOptions
 from sm_llm.spec.inputs import FileSystemInput, input_location
-from sm_llm.spec.machines.machine import Machine, this_machine
+from sm_llm.spec.machines.machine import VISIBLE, Machine, this_machine
 from sm_llm.spec.machines.neuron_releases import installed_packages, release_problem
 from sm_llm.spec.references import sources
 from sm_llm.spec.tasks import TASK_KINDS, TrainTask, starts_own_ranks, starts_ranks, training_of
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from sm_llm.runs.run_store import RunStore
     from sm_llm.spec.job import JobSpec, WorkflowSpec
     from sm_llm.spec.validation.runner import Checker
+
+# So many wait in turn on any usual machine without harm, as tests of several processes do.
+_MANY_PROCESSES = 8
 
 
 @dataclass(frozen=True)
@@ -268,6 +271,21 @@ def check_devices(here: Here) -> Iterator[Issue]:
     yield Issue("local-gpus-too-few", "compute", problem, wanted, remedy)
 
 
+def check_processors(here: Here) -> Iterator[Issue]:
+    """Devices that are named and not here, and many more processes than processors."""
+    job = here.job
+    if here.contract is not None or here.machine.gpus or not starts_ranks(job.task):
+        return
+    # Where the shell hides GPUs, the job may still show them.
+    if job.environment.get(VISIBLE) and VISIBLE not in os.environ:
+        message = "has no effect: this machine has no NVIDIA GPU, and the job computes on the CPU"
+        yield warning("gpu-choice-without-gpu", f"environment.{VISIBLE}", message, job.environment[VISIBLE])
+    processes = job.compute.world_size
+    if processes > max(_MANY_PROCESSES, 2 * here.machine.cpus):
+        message = f"{processes} processes share {counted(here.machine.cpus, 'core')} of this machine, and wait in turn"
+        yield warning("processes-exceed-cores", "compute", message)
+
+
 def check_emulation(here: Here) -> Iterator[Issue]:
     """What an emulated job needs on this machine, and inputs that its platform would not take."""
     if here.contract is not None:
@@ -367,6 +385,7 @@ def check_emulated_request(here: Here) -> Iterator[Issue]:
 
 BACKEND_CHECKERS: tuple[Checker[Here], ...] = (
     check_devices,
+    check_processors,
     check_emulation,
     check_packages,
     check_program,
