@@ -137,12 +137,16 @@ class ScriptPublisher:
         """Free the files of ``step``, and what is not needed any more; what came too late, its program removes."""
         self._note_taken()  # before the rest is cleared: from here on an older step is refused where it is handed over
         over = [it for it in self._handed() if it <= step and not closed(self._handover, it).exists()]
-        if over and self._context.place.is_leader:
+        if over and self._context.process.is_leader:
             listed = ", ".join(map(str, sorted(over)))
             self._context.notice(f"not published, step {step} is newer: checkpoints of steps {listed}", "warning")
-        places = [self._place("taken", step), self._place("sealed", step), *(self._handover / str(it) for it in over)]
-        for place in places:
-            shutil.rmtree(place, ignore_errors=True)
+        folders = [
+            self._folder("taken", step),
+            self._folder("sealed", step),
+            *(self._handover / str(it) for it in over),
+        ]
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _note_taken(self) -> None:
         """Let ``publish`` know which steps come too late to be published."""
@@ -154,7 +158,7 @@ class ScriptPublisher:
         """Name folders of a program that begins anew although its run continues: the run has gone further."""
         found = [path for step, path in settled if step < self._resumed and path not in self._stale]
         self._stale.update(found)
-        for path in found if self._context.place.is_leader else ():
+        for path in found if self._context.process.is_leader else ():
             words = f"{path.name} is not published: the run continues from step {self._resumed}, which is newer"
             self._context.notice(f"{words} ({RESUME_STEP}, {RESUME_FOLDER})", "warning")
 

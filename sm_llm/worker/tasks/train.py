@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 def run(context: WorkerContext, job: JobSpec) -> None:
     """Train ``job.task`` (its sources are local), resume where this run stopped, and publish the model."""
     assert isinstance(job.task, TrainTask)
-    device = find_device(job.task.parallelism.strategy, context.place)
+    device = find_device(job.task.parallelism.strategy, context.process)
     with refusals_noted(context):
         task = settled(job.task, device)
         config = config_of(task)
@@ -66,7 +66,7 @@ def run(context: WorkerContext, job: JobSpec) -> None:
         strategy.setup()
         context.doing = "reading the data"
         with refusals_noted(context):
-            setup = set_up(task, strategy.layout, context.place.local_world_size, context.scratch)
+            setup = set_up(task, strategy.layout, context.process.local_world_size, context.scratch)
         kind = GraphExtraction if extracts_graphs() else Trainer
         kind(context, setup, strategy, cache).run()
     strategy.close()  # only now: a process that fails must not wait for the others to leave with it
