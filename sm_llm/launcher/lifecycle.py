@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sm_llm.errors import CheckpointError, LaunchRefused, SpecError, StorageError, SubmitError
+from sm_llm.errors import CheckpointError, LaunchRefused, StorageError, SubmitError
 from sm_llm.launcher.backend import backend
 from sm_llm.launcher.build_submission import build_submission, new_record
 from sm_llm.launcher.continuation import ChangedRun, assert_changes_apply, assert_continues, assert_starts
@@ -159,13 +159,7 @@ def recorded_spec(
     spec = dict(record.spec)
     if start:
         spec["task"] = {**spec["task"], "start": {"checkpoint": start}}
-    try:
-        loaded = load_whole(spec, overrides, fields)
-    except SpecError as error:
-        # Of a mapping, which the record is, every value is otherwise of a caller in Python.
-        own = {it.path: record.origins.get(it.path, "the run's record") for it in error.issues}
-        issues = [replace(it, origin=own[it.path] if it.origin == "Python" else it.origin) for it in error.issues]
-        raise SpecError(issues) from None
+    loaded = load_whole(spec, overrides, fields, recorded=record.origins)
     # A value whose origin the overrides leave as it is was not changed by them: its recorded origin still holds.
     unchanged = load_whole(spec).origins
     origins = {

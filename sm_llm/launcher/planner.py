@@ -113,14 +113,27 @@ def check_from_here(plans: Sequence[Plan]) -> bool:
     return answers
 
 
-def load_whole(source: Source, overrides: Sequence[Override] = (), fields: Mapping[str, Any] | None = None) -> Loaded:
-    """``spec.loading.load``; where the specification is faulty, its ``SpecError`` lists those of the plan as well."""
+def load_whole(
+    source: Source,
+    overrides: Sequence[Override] = (),
+    fields: Mapping[str, Any] | None = None,
+    *,
+    recorded: Mapping[str, str] | None = None,
+) -> Loaded:
+    """``spec.loading.load``; where the specification is faulty, its ``SpecError`` lists those of the plan as well.
+
+    ``recorded``: where the values of a run's record, which is a mapping, were written.
+    """
     from sm_llm.spec.loading.load import InvalidSpec, load
 
     try:
         return load(source, overrides, fields)
-    except InvalidSpec as error:
-        raise SpecError([*error.issues, *_beyond(error)]) from None
+    except SpecError as error:
+        issues = [*error.issues, *(_beyond(error) if isinstance(error, InvalidSpec) else ())]
+        if recorded is not None:
+            own = {it.path: recorded.get(it.path, "the run's record") for it in issues}
+            issues = [replace(it, origin=own[it.path]) if it.origin == "Python" else it for it in issues]
+        raise SpecError(issues) from None
 
 
 def _beyond(error: InvalidSpec) -> list[Issue]:
