@@ -93,6 +93,7 @@ CASES = {
     ),
     "parallelism.offload_optimizer": (["parallelism.offload_optimizer=true", CPU], [f"{CPU}0"]),
     "parallelism.offload_activations": (["parallelism.offload_activations=true", CPU], [f"{CPU}0"]),
+    "parallelism.share_gradient_memory": (["parallelism.share_gradient_memory=true", CPU], [f"{CPU}0"]),
     "parallelism.sequence_parallel": (
         ["parallelism.sequence_parallel=false"],
         ["parallelism.tensor_parallel_degree=2", "compute.processes_per_instance=2"],
@@ -119,7 +120,7 @@ JUDGED: dict[str, str] = {
     "StreamData": ("seq_length shuffle format dataset data_files split validation_split text_field"),
     "FsdpSpec": (
         "strategy hybrid_shard_degree tensor_parallel_degree context_parallel_degree "
-        "activation_checkpointing activation_memory_budget checkpoint_every_layers share_gradient_memory"
+        "activation_checkpointing activation_memory_budget checkpoint_every_layers"
     ),
     "SmpSpec": (
         "strategy hybrid_shard_degree tensor_parallel_degree context_parallel_degree "

@@ -82,6 +82,7 @@ OF_TRAININGS: dict[str, tuple[_Reads, str]] = {
     ),
     "parallelism.offload_optimizer": (lambda _, draft: not computes_on_cpu(draft.job), _ON_CPU),
     "parallelism.offload_activations": (lambda _, draft: not computes_on_cpu(draft.job), _ON_CPU),
+    "parallelism.share_gradient_memory": (lambda _, draft: not computes_on_cpu(draft.job), _ON_CPU),
     "parallelism.sequence_parallel": (
         lambda task, _: task.parallelism.degrees.tensor > 1,
         "it is for a tensor_parallel_degree above 1",

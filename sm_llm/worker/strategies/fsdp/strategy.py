@@ -147,15 +147,15 @@ class FsdpStrategy:
         if ends is not None:  # the backward pass begins with them
             fully_shard(ends.head, reshard_after_forward=False, **options)
         fully_shard(self._model, reshard_after_forward=False, **options)
-        if self._spec.share_gradient_memory:
+        if self._spec.share_gradient_memory and self.device.type == "cuda":
             self._reduction = self._share_gradient_memory()
 
     def _share_gradient_memory(self) -> SharedMemoryReduceScatter:
         """Let all sharded modules reduce into the step's memory."""
-        if self.device.type != "cuda" or not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+        if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
             raise RunFailed(
-                "task.parallelism.share_gradient_memory needs GPUs and a torch with set_custom_reduce_scatter, and "
-                f"this is torch {torch.__version__} on {self.device.name}. Leave it out"
+                f"task.parallelism.share_gradient_memory: torch {torch.__version__} has no set_custom_reduce_scatter. "
+                "Leave it out"
             )
         reduction = SharedMemoryReduceScatter(self.device.torch_device)
         for module in self._model.modules():
