@@ -124,7 +124,7 @@ class CompiledGraphs:
             return
         self._is_reported = True
         nodes = [it for it in gather(self._counts() if self._context.process.is_node_leader else None) if it]
-        held, new, _ = (sum(it[place] for it in nodes) for place in range(3))
+        held, new, _ = (sum(it[column] for it in nodes) for column in range(3))
         if not held + new:
             return
         folder = os.environ.get(FOLDER_ENVIRONMENT, "")

@@ -69,7 +69,7 @@ def _split_rows(_name: str, module: torch.nn.Module, mesh: DeviceMesh) -> None:
         module.register_parameter(name, torch.nn.Parameter(part))
 
 
-class Joined(RowwiseParallel):
+class SummedRows(RowwiseParallel):
     """Rows on each process, whose products are added up to a plain tensor.
 
     A sum under way is an ``AsyncCollectiveTensor``. A compiled layer takes its data and drops the graph behind it
@@ -99,19 +99,19 @@ def split_matrices(model: torch.nn.Module, mesh: DeviceMesh, *, sequence_paralle
 
 def _plain_plan() -> dict[str, ParallelStyle]:
     return {
-        "model.embed_tokens": Joined(input_layouts=Replicate()),
+        "model.embed_tokens": SummedRows(input_layouts=Replicate()),
         "model.norm": Replicated(),
         "lm_head": SplitVocabulary(Replicate()),
         "model.layers.*.input_layernorm": Replicated(),
         "model.layers.*.post_attention_layernorm": Replicated(),
-        **_matrices(Joined),
+        **_matrices(SummedRows),
     }
 
 
 def _sequence_plan() -> dict[str, ParallelStyle]:
     """Gather the sequence before the matrices of a block, and scatter it again behind them."""
     return {
-        "model.embed_tokens": Joined(input_layouts=Replicate(), output_layouts=_SEQUENCE),
+        "model.embed_tokens": SummedRows(input_layouts=Replicate(), output_layouts=_SEQUENCE),
         "model.norm": SequenceParallel(use_local_output=True),
         "lm_head": SplitVocabulary(_SEQUENCE),
         "model.layers.*.input_layernorm": SequenceParallel(use_local_output=True),
@@ -124,7 +124,7 @@ def _sequence_plan() -> dict[str, ParallelStyle]:
         "model.layers.*.mlp": PrepareModuleInput(
             input_layouts=(_SEQUENCE,), desired_input_layouts=(Replicate(),), use_local_output=True
         ),
-        **_matrices(partial(Joined, output_layouts=_SEQUENCE)),
+        **_matrices(partial(SummedRows, output_layouts=_SEQUENCE)),
     }
 
 
