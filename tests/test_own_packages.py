@@ -41,7 +41,7 @@ ALLOWED = {
     "launcher/backends/slurm/submit.py": ({"sagemaker"}, "a file on HyperPod's nodes"),
     "launcher/images/": ({"smp", "fsdp", "sagemaker"}, "image stacks, folders of docker/, a client of boto3"),
     "launcher/tools/neuron_cache.py": ({"nxd"}, "the cache of compiled graphs is that engine's"),
-    "launcher/planning/removed_modules.py": ({"smp"}, "an image stack, and what its library has no more"),
+    "launcher/planning/removed_modules.py": ({"smp", "sagemaker"}, "an image stack, its library torch.sagemaker"),
     "models/parallel.py": ({"fsdp", "smp", "nxd"}, "what each engine takes of a model; models know no specification"),
     "optional.py": ({"sagemaker"}, "a package that may be missing"),
     "pipelines.py": ({"sagemaker"}, "the public functions for SageMaker Pipelines"),

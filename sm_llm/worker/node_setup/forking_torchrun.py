@@ -56,7 +56,7 @@ def _may_share(environ: Mapping[str, str]) -> bool:
 
     try:
         task = JobFile.read(Path(environ[JOB_ENVIRONMENT])).spec.task
-    except (KeyError, OSError, SmLlmError):  # the processes report it
+    except (KeyError, OSError, ValueError, SmLlmError):  # the processes report it
         return False
     return isinstance(task, TrainTask) and task.parallelism.can.forks
 
