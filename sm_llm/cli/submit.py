@@ -59,8 +59,7 @@ def fit(
         if new or wait is not None:
             option = "--new" if new else "--wait" if wait else "--no-wait"
             raise typer.BadParameter(f"{option} has no effect with --dry-run, which starts nothing")
-        from sm_llm.launcher.api import render
-        from sm_llm.launcher.planner import plan_from_here
+        from sm_llm.launcher.api import plan_from_here, render
 
         # Before anything is printed: standard output gets all requests or none.
         plans, loaded, run_to_continue = plan_from_here(spec, overrides or ())
@@ -90,7 +89,7 @@ def plan(spec: Spec, overrides: Overrides = None, as_json: AsJson = False) -> No
       sm-llm plan tiny-local
       sm-llm plan job.yaml task.max_tokens=1000000000 --json
     """
-    from sm_llm.launcher.planner import plan_from_here
+    from sm_llm.launcher.api import plan_from_here
 
     plans, _, _ = plan_from_here(spec, overrides or ())
     if as_json:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from sm_llm.runs.run_paths import generate_run_id, storage_root
-from sm_llm.storage.uri import join
+from sm_llm.errors import StorageError
+from sm_llm.runs.run_paths import RUN_RECORD, generate_run_id, storage_root
+from sm_llm.storage.uri import join, parse
 from sm_llm.terminal import echo
 
 if TYPE_CHECKING:
@@ -124,7 +126,7 @@ def preview(source: Source, *overrides: Override, **fields: Any) -> tuple[list[P
 
     Also what cannot run yet or here is rendered (``Plan.unsupported``). Raises ``SpecError`` and ``PlanError``.
     """
-    from sm_llm.launcher.planner import compare_local_starts, load_whole, plan_loaded, with_earlier_run
+    from sm_llm.launcher.planner import compare_local_starts, load_whole, plan_loaded
 
     loaded = load_whole(source, overrides, fields)
     plans = plan_loaded(loaded)
@@ -149,6 +151,45 @@ def render(plans: Sequence[Plan], loaded: Loaded, run: RunHandle | None) -> list
 
         return [build_submission(plan, run.run_store, run.record, digest=loaded.digest) for plan in plans]
     return [rendered(plan, run_id, run_uri) for plan in plans]
+
+
+def plan_from_here(source: Source, overrides: Sequence[Override]) -> tuple[list[Plan], Loaded, RunHandle | None]:
+    """For the command line: ``plan`` with what can be asked in S3, the specification, and the run that ``fit`` would
+    continue, if any. Raises ``SpecError`` and ``PlanError``."""
+    from sm_llm.launcher.continuation import compare_starts
+    from sm_llm.launcher.planner import check_from_here, compare_local_starts, load_whole, plan_loaded
+    from sm_llm.launcher.planning.input_locations import assert_starts_exist
+
+    loaded = load_whole(source, overrides)
+    plans = plan_loaded(loaded)
+    assert_starts_exist(plans)
+    compare_local_starts(plans)
+    is_known = check_from_here(plans)
+    compare_starts(plans, remote=True)
+    plans, run = with_earlier_run(plans, loaded, in_s3=is_known)
+    return plans, loaded, run
+
+
+def with_earlier_run(plans: list[Plan], loaded: Loaded, *, in_s3: bool = False) -> tuple[list[Plan], RunHandle | None]:
+    """Plans that start where ``launch`` would, and the unfinished run that it would continue, if any.
+
+    What ``launch`` would do beside unfinished runs of the name goes to standard error; of runs in S3 only where
+    ``in_s3`` allows to ask.
+    """
+    storage = storage_root(loaded.spec)
+    folder = parse(storage).path
+    if not (in_s3 if folder is None else any(folder.glob(f"{loaded.spec.name}-*/{RUN_RECORD}"))):
+        return plans, None
+    from sm_llm.launcher.unfinished import foresee
+
+    try:
+        found = foresee(storage, loaded, plans)
+    except StorageError as error:
+        echo(f"storage: unfinished runs cannot be looked for from here: {error}", err=True)
+        return plans, None
+    if found.words:
+        echo(found.words, err=True)
+    return [replace(it, start=found.starts.get(it.step or "", "")) for it in plans], found.run
 
 
 def prepare(

@@ -7,20 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Issue, PlanError, SpecError, StorageError, warning
+from sm_llm.errors import Issue, PlanError, SpecError, warning
 from sm_llm.launcher.planning.checks import DATA_CHECKERS, MODEL_CHECKERS
 from sm_llm.launcher.planning.draft import Draft, UpstreamOutput
 from sm_llm.launcher.planning.plan import Plan
-from sm_llm.runs.run_paths import RUN_RECORD, storage_root
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.tasks import PrepareTask, TrainTask, training_of
 from sm_llm.spec.training import CheckpointStart
 from sm_llm.spec.validation.runner import at_other_fields, errors_of, gathered, run, without_duplicates
-from sm_llm.storage.uri import parse
 from sm_llm.terminal import echo
 
 if TYPE_CHECKING:
-    from sm_llm.launcher.run_handle import RunHandle
     from sm_llm.spec.loading.load import InvalidSpec, Loaded
     from sm_llm.spec.loading.overrides import Override
 
@@ -42,49 +39,10 @@ def plan(source: Source, *overrides: Override, **fields: Any) -> list[Plan]:
     """
     from sm_llm.launcher.planning.input_locations import assert_starts_exist
 
-    loaded = load_whole(source, overrides, fields)
-    plans = plan_loaded(loaded)
+    plans = plan_loaded(load_whole(source, overrides, fields))
     assert_starts_exist(plans)
     compare_local_starts(plans)
-    return with_earlier_run(plans, loaded)[0]
-
-
-def plan_from_here(source: Source, overrides: Sequence[Override]) -> tuple[list[Plan], Loaded, RunHandle | None]:
-    """For the command line: ``plan`` with what can be asked in S3, the specification, and the run that ``fit`` would
-    continue, if any. Raises ``SpecError`` and ``PlanError``."""
-    from sm_llm.launcher.continuation import compare_starts
-    from sm_llm.launcher.planning.input_locations import assert_starts_exist
-
-    loaded = load_whole(source, overrides)
-    plans = plan_loaded(loaded)
-    assert_starts_exist(plans)
-    compare_local_starts(plans)
-    is_known = check_from_here(plans)
-    compare_starts(plans, remote=True)
-    plans, run = with_earlier_run(plans, loaded, in_s3=is_known)
-    return plans, loaded, run
-
-
-def with_earlier_run(plans: list[Plan], loaded: Loaded, *, in_s3: bool = False) -> tuple[list[Plan], RunHandle | None]:
-    """Plans that start where ``launch`` would, and the unfinished run that it would continue, if any.
-
-    What ``launch`` would do beside unfinished runs of the name goes to standard error; of runs in S3 only where
-    ``in_s3`` allows to ask.
-    """
-    storage = storage_root(loaded.spec)
-    folder = parse(storage).path
-    if not (in_s3 if folder is None else any(folder.glob(f"{loaded.spec.name}-*/{RUN_RECORD}"))):
-        return plans, None
-    from sm_llm.launcher.unfinished import foresee
-
-    try:
-        found = foresee(storage, loaded, plans)
-    except StorageError as error:
-        echo(f"storage: unfinished runs cannot be looked for from here: {error}", err=True)
-        return plans, None
-    if found.words:
-        echo(found.words, err=True)
-    return [replace(it, start=found.starts.get(it.step or "", "")) for it in plans], found.run
+    return plans
 
 
 def compare_local_starts(plans: Sequence[Plan]) -> None:

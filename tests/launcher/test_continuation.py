@@ -451,7 +451,7 @@ def assert_foreseen(fakes: Any, older: Run, capsys: pytest.CaptureFixture[str]) 
 
     from sm_llm.launcher.display.live import begin
 
-    (made,) = plan(fakes.spec())
+    (made,) = api.plan_from_here(fakes.spec(), ())[0]
     assert f"fit would continue {older.id} (failed) as attempt 2, from this run's checkpoint of step 4" in (
         capsys.readouterr().err
     )
