@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from sm_llm.errors import StorageError
+from sm_llm.errors import PlanError, StorageError
 from sm_llm.runs.run_paths import RUN_RECORD, generate_run_id, storage_root
 from sm_llm.storage.uri import join, parse
 from sm_llm.terminal import echo
@@ -77,7 +77,6 @@ def launch(
     """
     if dry_run:
         return preview(source, *overrides, **fields)[1]
-    from sm_llm.errors import PlanError
     from sm_llm.launcher.job_inputs import relative_inputs
     from sm_llm.launcher.lifecycle import begin, proceed, startable  # a dry run needs nothing of what starts runs
     from sm_llm.launcher.planner import load_whole
@@ -86,8 +85,7 @@ def launch(
     from sm_llm.storage.s3.s3_client import one_client
 
     loaded = load_whole(source, overrides, fields)
-    storage = storage_root(loaded.spec)
-    plans, refusal = None, None
+    plans = refusal = None
     try:
         plans = startable(loaded)
     except PlanError as error:
@@ -97,21 +95,25 @@ def launch(
         refusal = error
     # The search reads many records of one store: they share a client.
     with one_client():
-        found = EarlierRun() if new else find_unfinished(storage, loaded)
-        if found.run is not None:
-            run = Run.of(proceed(found.run, loaded, plans=plans, changes=found.changes, by_fit=True))
-        elif refusal is not None:
+        found = EarlierRun() if new else find_unfinished(storage_root(loaded.spec), loaded)
+        if found.run is None and refusal is not None:
             raise refusal
+        if found.run is None:
+            run = Run.of(begin(loaded, storage_root(loaded.spec), plans=plans))
         else:
-            run = Run.of(begin(loaded, storage, plans=plans))
+            run = Run.of(proceed(found.run, loaded, plans=plans, changes=found.changes, by_fit=True))
     # Only now: until here the launch could have been refused.
     if found.left_behind:
         echo(found.left_behind, err=True)
     if wait:
-        if _in_notebook():
-            run.watch()
-        run.wait()
+        _wait_for(run)
     return run
+
+
+def _wait_for(run: Run) -> None:
+    if _in_notebook():
+        run.watch()
+    run.wait()
 
 
 def _in_notebook() -> bool:

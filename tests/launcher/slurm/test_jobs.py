@@ -71,11 +71,12 @@ class Accounting(Scripted):
     """A login node whose accounting database has these rows."""
 
     rows: str = ""
+    folder: str = "/jobs/tiny-1/attempt-1"
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
         if argv[0] == "sacct":
             self.asked.append(argv)
-            rows = "".join(f"{it}|/jobs/tiny-1/attempt-1\n" for it in self.rows.splitlines())
+            rows = "".join(f"{it}|{self.folder}\n" for it in self.rows.splitlines())
             return CommandResult(0, rows.encode(), "")
         return super().run(argv, stdin=stdin)
 
@@ -309,6 +310,12 @@ def test_a_row_of_the_accounting_is_compared_as_well(tmp_path: Path) -> None:
     login = Accounting(FORGOTTEN, rows="7|FAILED|2026-11-29T13:48:14|n1")
     record = record.model_copy(update={"run_id": "tiny-2"})
     assert jobs.state_of(run_store, record, Cluster(login)).state is RunState.UNKNOWN
+
+
+def test_a_row_of_an_accounting_that_keeps_no_folder_counts(tmp_path: Path) -> None:
+    run_store, record = a_run(tmp_path, "7")
+    login = Accounting(FORGOTTEN, rows="7|FAILED|2026-11-29T13:48:14|n1", folder="")
+    assert jobs.state_of(run_store, record, Cluster(login)).state is RunState.FAILED
 
 
 def test_a_job_that_left_nothing_names_the_shared_folder(tmp_path: Path) -> None:

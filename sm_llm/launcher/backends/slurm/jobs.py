@@ -45,11 +45,12 @@ def split_native(native_id: str) -> tuple[str, str]:
 
 def other_job(row: JobRow, record: RunRecord, attempt: Attempt, cluster: Cluster) -> str:
     """Words for a job that has the number of an attempt's job and is another; empty for the attempt's own."""
-    # Every cluster counts its jobs from 1, and "localhost" is any login node: the folder identifies the job.
-    if row.folder.endswith(ClusterPaths("").attempt(record.run_id, attempt.number)):
+    # Every cluster counts its jobs from 1, and "localhost" is any login node: the folder identifies the job. An
+    # accounting database of an old release keeps no folder, which shows nothing.
+    if not row.folder or row.folder.endswith(ClusterPaths("").attempt(record.run_id, attempt.number)):
         return ""
     return (
-        f"job {row.job_id} of {cluster.transport.where} is another one, in {row.folder or 'an unknown folder'}. This "
+        f"job {row.job_id} of {cluster.transport.where} is another one, in {row.folder}. This "
         "run's job was submitted to another cluster, or before this one was set up anew: work where that is known"
     )
 
