@@ -11,6 +11,7 @@ from sm_llm.launcher.observe.retry_policy import RetryPolicy
 from sm_llm.runs.events.events import event_files, read_file
 from sm_llm.runs.outcome import NEVER_STARTED
 from sm_llm.runs.run_states import RunState
+from sm_llm.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -106,8 +107,12 @@ def has_begun_in(attempt: Attempt, step: RunHandle) -> bool:
 
 
 def final_state(run: RunHandle, pause: float, sleep: Callable[[float], None]) -> RunState:
-    """Wait, in ``pause`` seconds, until ``run`` has ended, or nobody is about to start it; silently."""
+    """Wait, in ``pause`` seconds, until ``run`` has ended, or nobody is about to start it.
+
+    Only a state that is not known is printed, once for each reason: it may stay so for good.
+    """
     retries = RetryPolicy(run.run_store)
+    printed: str | None = None
     while True:
         try:
             state, reason = run.describe()
@@ -117,4 +122,6 @@ def final_state(run: RunHandle, pause: float, sleep: Callable[[float], None]) ->
             retries.settle()
             if state.is_final or (state is RunState.PENDING and reason == NEVER_STARTED):
                 return state
+            if state is RunState.UNKNOWN and printed != (printed := reason or state.value):
+                echo(f"{run.id}: {printed}. Its state is not known; still waiting", err=True)
         sleep(pause)

@@ -6,7 +6,8 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -18,6 +19,7 @@ from sm_llm.launcher.backends.slurm import jobs, submit
 from sm_llm.launcher.backends.slurm.cluster import Cluster
 from sm_llm.launcher.backends.slurm.paths import ClusterPaths
 from sm_llm.launcher.backends.slurm.transport import CommandResult, LocalTransport, NoAnswer, SshTransport
+from sm_llm.launcher.observe.follow import final_state
 from sm_llm.launcher.submission import MayRun
 from sm_llm.runs.run_record import Attempt, RunRecord
 from sm_llm.runs.run_states import EXIT_CODES, RunState
@@ -249,8 +251,11 @@ class Submits(Accounting):
     """A login node that takes a job, which fails at once."""
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
-        is_sbatch = argv[:2] == ["sh", "-c"] and "sbatch" in argv[2]
-        return CommandResult(0, b"7\n", "") if is_sbatch else super().run(argv, stdin=stdin)
+        if argv[:2] == ["sh", "-c"] and "sbatch" in argv[2]:
+            # It works in the folder that it was submitted with.
+            self.squeue = CommandResult(0, self.squeue.output.replace(b"/jobs/tiny-1/attempt-1", argv[4].encode()), "")
+            return CommandResult(0, b"7\n", "")
+        return super().run(argv, stdin=stdin)
 
 
 def test_SL05_a_launch_returns_the_run_and_a_failed_wait_raises(
@@ -267,10 +272,19 @@ def test_SL05_a_launch_returns_the_run_and_a_failed_wait_raises(
         run.wait()
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(job))
+    login.squeue = listed("FAILED", "NonZeroExitCode")
     monkeypatch.setattr(sys, "argv", ["sm-llm", "fit", str(file), "--wait", "--new"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == EXIT_CODES[RunState.FAILED]
+
+
+def test_a_wait_for_a_job_that_nobody_knows_prints_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would wait for good, and print nothing."""
+    states = iter([*3 * [(RunState.UNKNOWN, "Slurm no longer knows job 7")], (RunState.FAILED, None)])
+    run: Any = SimpleNamespace(id="tiny-1", run_store=run_store_at(tmp_path), describe=lambda: next(states))
+    assert final_state(run, 1.0, lambda _: None) is RunState.FAILED
+    assert capsys.readouterr().err == ("tiny-1: Slurm no longer knows job 7. Its state is not known; still waiting\n")
 
 
 def test_SL25_no_text_of_a_log_decides_how_a_job_ended(tmp_path: Path) -> None:
