@@ -18,7 +18,9 @@ from sm_llm.worker.node_setup.forking_torchrun import can_fork
 ROOT = Path(__file__).parents[3]
 ENTRY = """
 import os, sys
-print(os.environ["RANK"], os.environ["TORCHELASTIC_USE_AGENT_STORE"], "torch" in sys.modules, sys.argv[1:], flush=True)
+words = os.environ["RANK"], os.environ["TORCHELASTIC_USE_AGENT_STORE"], "torch" in sys.modules, sys.argv[1:]
+sys.stdout.write(" ".join(map(str, words)) + "\\n")  # at once: torchrun reads the file of a process while it grows
+sys.stdout.flush()
 raise SystemExit(int(os.environ["CODE"]) if os.environ["RANK"] == "1" else 0)
 """
 
