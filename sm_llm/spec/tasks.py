@@ -68,6 +68,10 @@ class PrecisionSpec(SpecModel):
     compile: bool | Literal["auto"] = "auto"
     """torch.compile every decoder layer. ``auto``: on a GPU, where the training is long enough to win back the time
     that compilation takes."""
+    compiled_graphs: Annotated[Literal["auto", "scratch", "storage"], FREE] = "auto"
+    """Where compiled layers are kept for later attempts: on the node alone, or in the run's storage as well. They are
+    pickles: whoever can write to that storage can run code in the job. ``auto``: in folders, where the owner is
+    checked, and not in S3."""
 
 
 class ValidationSpec(SpecModel):

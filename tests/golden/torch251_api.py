@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_suffix(".json")
 ROOTS = ("main", "tasks.train", "tasks.fetch", "tasks.prepare", "tasks.script", "strategies.smp.strategy")
 """Modules of the worker that run in the SMP image, with everything that they import."""
-ELSEWHERE = ("sm_llm.worker.strategies.fsdp",)
-"""Begin the names of modules that the registry imports in other images only."""
+ELSEWHERE = ("sm_llm.worker.strategies.fsdp", "sm_llm.worker.training.compiled_graphs")
+"""Begin the names of modules that are imported in other images only: another strategy, what compiled layers need."""
 LIBRARIES = ("torch", "transformers")
 
 

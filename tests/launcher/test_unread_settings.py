@@ -87,6 +87,10 @@ CASES = {
         ["optim.schedule=constant", "optim.schedule_steps=9"],
         ["optim.warmup_fraction=0.1"],
     ),
+    "precision.compiled_graphs": (
+        ["precision.compile=false", "precision.compiled_graphs=scratch"],
+        ["precision.compile=true"],
+    ),
     "parallelism.sharding": (
         ["parallelism.sharding=hybrid", "compute.processes_per_instance=2", "micro_batch_size=1"],
         ["compute.instance_count=2"],

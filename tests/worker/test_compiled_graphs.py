@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from worker_jobs import events, job_environment, job_file, search_path, train_ta
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.device import CpuDevice
+from sm_llm.worker.process_info import ProcessInfo
 from sm_llm.worker.training import compiled_graphs
 from sm_llm.worker.training.compiled_graphs import FOLDER_ENVIRONMENT, CompiledGraphs, open_graphs
 
@@ -86,7 +88,7 @@ def test_graphs_are_read_as_they_were_kept(context: WorkerContext, read: list[by
     assert read == [b"graphs"], "others have other keys"
 
 
-@pytest.mark.parametrize("change", ["content", "size", "note", "missing", "owner"])
+@pytest.mark.parametrize("change", ["content", "size", "note", "missing", "owner", "mode"])
 def test_other_graphs_than_those_that_were_kept_are_not_unpickled(
     change: str,
     context: WorkerContext,
@@ -103,6 +105,8 @@ def test_other_graphs_than_those_that_were_kept_are_not_unpickled(
         (data.parent / "rank-0.json").write_text(json.dumps(["a", "b"]))
     elif change == "missing":
         data.unlink()
+    elif change == "mode":
+        data.chmod(0o660)
     else:
         monkeypatch.setattr(compiled_graphs.os, "geteuid", lambda: 4711)
         monkeypatch.setattr(compiled_graphs, "own_user", lambda _: 4711)
@@ -124,13 +128,31 @@ def test_graphs_above_the_limit_are_not_kept(
 def test_the_cache_lies_in_the_scratch_folder_unless_the_user_names_one(context: WorkerContext) -> None:
     environ: dict[str, str] = {}
     task = TrainTask.model_validate(train_task(precision={"compile": True}))
-    assert open_graphs(context, TrainTask.model_validate(train_task()), {}, CpuDevice(), environ) is None
-    assert environ == {}, "nothing is compiled"
     assert open_graphs(context, task, {}, CpuDevice(), environ) is not None
     assert environ == {FOLDER_ENVIRONMENT: str(context.scratch / "compiled")}
     named = {FOLDER_ENVIRONMENT: "/named"}
     open_graphs(context, task, {}, CpuDevice(), named)
     assert named == {FOLDER_ENVIRONMENT: "/named"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "run", "is_carried"),
+    [
+        ("auto", "run", True), ("scratch", "run", False), ("storage", "run", True),
+        ("auto", "s3://bucket/run", False), ("scratch", "s3://bucket/run", False), ("storage", "s3://bucket/run", True),
+    ],
+)  # fmt: skip
+def test_s04_pickles_that_somebody_else_may_have_written_are_not_taken_unasked(
+    asked: str, run: str, is_carried: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an object in S3 nobody knows who has written it, and graphs run code when they are read."""
+    opened: list[str] = []
+    monkeypatch.setattr(CompiledGraphs, "restore", lambda self: opened.append("read"))
+    task = TrainTask.model_validate(train_task(precision={"compile": True, "compiled_graphs": asked}))
+    store = SimpleNamespace(uri=run)
+    context: Any = SimpleNamespace(scratch=tmp_path, store=store, process=ProcessInfo())
+    found = open_graphs(context, task, {}, CpuDevice(), {})
+    assert ((found is not None), opened == ["read"]) == (is_carried, is_carried)
 
 
 def test_each_setting_that_graphs_follow_from_has_graphs_of_its_own() -> None:

@@ -76,6 +76,10 @@ OF_TRAININGS: dict[str, tuple[_Reads, str]] = {
         lambda task, _: task.optim.schedule not in ("constant", "plateau") or bool(task.optim.warmup_fraction),
         "the schedule spans no number of steps",
     ),
+    "precision.compiled_graphs": (
+        lambda task, _: task.precision.compile is not False,
+        "task.precision.compile is false",
+    ),
     "parallelism.sharding": (
         lambda task, draft: changed(task.parallelism, ["sharding"]) != "hybrid" or _has_copies(task, draft),
         "one group holds all processes, which is full",

@@ -30,7 +30,6 @@ from sm_llm.worker.training import compile_report, random_state
 from sm_llm.worker.training.automatic import assert_equal, with_choices
 from sm_llm.worker.training.batch_transfer import global_targets, loss_share
 from sm_llm.worker.training.checkpoint_interval import interval_message
-from sm_llm.worker.training.compiled_graphs import open_graphs
 from sm_llm.worker.training.job_setup import Setup, config_of, set_up, settled
 from sm_llm.worker.training.nonfinite_policy import Action, NonFinitePolicy, NonFiniteWatch, RollBack
 from sm_llm.worker.training.profile import Profiler
@@ -59,7 +58,12 @@ def run(context: WorkerContext, job: JobSpec) -> None:
         config = config_of(task)
     task = with_choices(context, task, config, device)
     # Before anything is computed: that is when the first graphs are compiled. As it is written, as precompile sees it.
-    cache = open_cache(context, job.task, config) or open_graphs(context, task, config, device)
+    cache: CompileCache | CompiledGraphs | None = open_cache(context, job.task, config)
+    if cache is None and task.precision.compile is True:
+        # Only here: torch of the SMP image, which compiles nothing, has not all of what it uses.
+        from sm_llm.worker.training.compiled_graphs import open_graphs
+
+        cache = open_graphs(context, task, config, device)
     strategy = make_strategy(task, context.process, device)
     with start_lines(context):
         context.doing = "connecting the processes"

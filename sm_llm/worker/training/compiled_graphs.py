@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,14 +44,16 @@ def open_graphs(
     device: Device,
     environ: MutableMapping[str, str] = os.environ,
 ) -> CompiledGraphs | None:
-    """The graphs of ``task``, restored; None where no layer is compiled, or torch has no way to carry them.
+    """The graphs of ``task``, whose layers are compiled, restored; None where they stay in the scratch folder.
 
     Every process calls it, before a graph is compiled.
     """
-    if task.precision.compile is not True:
-        return None
     environ.setdefault(FOLDER_ENVIRONMENT, str(context.scratch / "compiled"))
+    kept = task.precision.compiled_graphs
     if not hasattr(torch.compiler, "load_cache_artifacts"):  # torch before 2.7
+        return None
+    # A pickle of a folder is as good as its owner, which is checked. Of S3 nobody knows who has written it.
+    if kept == "scratch" or (kept == "auto" and is_s3(context.store.uri)):
         return None
     graphs = CompiledGraphs(context, _digest(task, config, device, context.process.world_size))
     graphs.restore()
@@ -62,7 +65,7 @@ def _digest(task: TrainTask, config: Mapping[str, Any], device: Device, world_si
     follows = {
         "config": dict(config),
         "settings": settings(task),
-        "precision": task.precision.model_dump(),
+        "precision": task.precision.model_dump(exclude={"compiled_graphs"}),
         "parallelism": task.parallelism.model_dump(),
         "seq_length": task.data.seq_length,
         "world_size": world_size,
@@ -75,8 +78,9 @@ def _digest(task: TrainTask, config: Mapping[str, Any], device: Device, world_si
 class CompiledGraphs:
     """Graphs of one process. They name its device, so each local rank has its own; all nodes take those of the first.
 
-    torch keeps them as pickles, which run code when they are read. They are taken from this run's own storage alone,
-    as the job's code is: from files of this user, with the size and hash that the process that stored them noted.
+    torch keeps them as pickles, which run code when they are read. They are taken from this run's own storage alone: in
+    a folder from files of this user, in S3 only where the specification asks for it. Size and hash, noted beside them,
+    show that they are whole, not who wrote them.
     """
 
     def __init__(self, context: WorkerContext, digest: str) -> None:
@@ -178,6 +182,11 @@ def _data_key(note_key: str, digest: str) -> str:
 
 
 def _assert_own(path: Path) -> None:
-    """Raise ``ValueError`` for a file of somebody else."""
-    if path.exists() and path.lstat().st_uid not in {os.geteuid(), own_user(path.parent)}:
+    """Raise ``ValueError`` for a file that somebody else has or may have written."""
+    if not path.exists():
+        return
+    found = path.lstat()
+    if found.st_uid not in {os.geteuid(), own_user(path.parent)}:
         raise ValueError(f"{path} belongs to another user")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ValueError(f"{path} can be written by other users")
