@@ -86,14 +86,14 @@ def push(image: Image) -> None:
 
 @images.command()
 def wheelhouse(
-    line: Annotated[str, typer.Argument(metavar="LINE", help="gpu, smp, neuron or cpu.")],
+    stack: Annotated[str, typer.Argument(metavar="STACK", help="gpu, smp, neuron or cpu.")],
     target: Annotated[str, typer.Argument(metavar="URI", help="S3 prefix for backend.wheelhouse.")],
     requirement: Annotated[
         list[str] | None, typer.Option("--requirement", "-r", help="More exact pins: a program's own packages.")
     ] = None,
 ) -> None:
-    """Copy the wheels that a line of AWS's images lacks to S3, for jobs without internet access."""
+    """Copy the wheels that a stack of AWS's images lacks to S3, for jobs without internet access."""
     from sm_llm.launcher.images.wheelhouse import wheelhouse as fill
 
-    for name in fill(line, target, requirement or ()):
+    for name in fill(stack, target, requirement or ()):
         echo(name)

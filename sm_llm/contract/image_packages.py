@@ -12,16 +12,16 @@ REQUIREMENTS = "requirements.txt"
 """What a program needs beside its image: a file in the root of its folder."""
 _OWNED = ("torch", "torchvision", "torchaudio", "triton", "flash-attn", "transformer-engine", "deepspeed")
 # What an image stack pins beside them.
-_OWNED_BY_LINE = {
+_OWNED_BY_STACK = {
     "smp": ("transformers", "datasets", "megatron-core", "accelerate"),
     "neuron": ("torch-xla", "torch-neuronx", "neuronx-distributed", "neuronx-cc", "libneuronxla", "transformers"),
 }
 
 
-def is_owned(name: str, line: str | None) -> bool:
-    """Whether a package, in any spelling, belongs to the images of a line; ``line`` None is any image."""
+def is_owned(name: str, stack: str | None) -> bool:
+    """Whether a package, in any spelling, belongs to the images of a stack; ``stack`` None is any image."""
     name = normalised(name)
-    return name in _OWNED or name in _OWNED_BY_LINE.get(line or "", ()) or name.startswith("nvidia-")
+    return name in _OWNED or name in _OWNED_BY_STACK.get(stack or "", ()) or name.startswith("nvidia-")
 
 
 def normalised(name: str) -> str:

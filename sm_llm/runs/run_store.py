@@ -81,7 +81,7 @@ class RunStore(Protocol):
         """Make sure that nobody else starts this attempt. Raises ``SubmitError`` if somebody has."""
 
     def unclaim(self, number: int) -> None:
-        """Take a claim back: the attempt could not be started."""
+        """Release a claim: the attempt could not be started."""
 
     def hold_originals(self, attempt: int) -> None:
         """From now on the files of a claimed attempt in ``root`` are those that it writes: it runs on this machine."""

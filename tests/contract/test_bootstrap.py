@@ -72,7 +72,7 @@ def test_an_image_that_lacks_a_package_is_reported_the_remedy(tmp_path: Path, mo
         bootstrap.install_missing(str(tmp_path / "train.py"), {})
 
 
-@pytest.mark.parametrize("line", sorted({row.line for row in IMAGES}))
+@pytest.mark.parametrize("line", sorted({row.stack for row in IMAGES}))
 def test_every_image_stack_has_a_lock_that_moves_nothing_of_them(line: str) -> None:
     pins = [text for text in (LOCKS / f"{line}.txt").read_text().splitlines() if not text.startswith("#")]
     names = {pin.partition("==")[0] for pin in pins}

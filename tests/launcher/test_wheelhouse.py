@@ -9,7 +9,7 @@ import pytest
 
 from sm_llm.errors import PlanError, SubmitError
 from sm_llm.launcher.images.images import IMAGES
-from sm_llm.launcher.images.wheelhouse import LINES, download_commands, wheelhouse
+from sm_llm.launcher.images.wheelhouse import STACKS, download_commands, wheelhouse
 from tests.fixtures.wheels import wheel
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", STACKS)
 def test_wheels_are_those_of_every_python_of_the_images(line: str) -> None:
-    pythons = {row.python for row in IMAGES if row.line == line}
+    pythons = {row.python for row in IMAGES if row.stack == line}
     commands = download_commands(line, "folder", ["mine.txt"])
     assert {argv[argv.index("--python-version") + 1] for argv in commands} == pythons
     for argv in commands:
@@ -47,7 +47,7 @@ def test_what_pip_downloads_lies_under_the_target(tmp_path: Path, monkeypatch: p
 def test_pips_own_reason_is_reported_and_nothing_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises(SubmitError, match="cannot download the wheels of line smp: ERROR: No matching distribution"):
+    with pytest.raises(SubmitError, match="wheels of image stack smp: ERROR: No matching distribution"):
         wheelhouse("smp", str(tmp_path / "wheels"))
     assert not (tmp_path / "wheels").exists()
     with pytest.raises(PlanError, match="there is no such image stack"):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec
 
 
-Line = Literal["gpu", "smp", "neuron", "cpu"]
+ImageStack = Literal["gpu", "smp", "neuron", "cpu"]
 """Images that hold the same software, and lack the same: one lock of packages belongs to each."""
 
 TABLE_DATE = date(2026, 11, 28)
@@ -31,7 +31,7 @@ TABLE_DATE = date(2026, 11, 28)
 class Image:
     """One image. ``version`` is what ``backend.image_version`` names."""
 
-    line: Line
+    stack: ImageStack
     version: str
     repository: str
     tag: str
@@ -92,14 +92,14 @@ IMAGES: tuple[Image, ...] = (
         date(2027, 1, 21), note="the tag is inferred from the GPU image's",
     ),
 )  # fmt: skip
-"""The first row of a line is its default: one whose address in ECR is published.
+"""The first row of a stack is its default: one whose address in ECR is published.
 
 Sources: AWS's list of available Deep Learning Containers and their support policy, SMP's release notes, those of
 ``spec.machines.neuron_releases``, and for the short CPU tag the table of the SageMaker Python SDK.
 """
 
 MINIMUM_TORCH = {"gpu": (2, 10), "smp": (2, 5), "neuron": (2, 9), "cpu": (2, 10)}
-"""Oldest PyTorch that our own training runs with, by line; what does not train runs with any."""
+"""Oldest PyTorch that our own training runs with, by stack; what does not train runs with any."""
 
 MINIMUM_PYTHON = (3, 11)
 """Oldest Python that the worker runs with, whatever the task."""
@@ -131,7 +131,7 @@ _SUFFIXES = {
 }  # fmt: skip
 
 
-def line_of(job: JobSpec) -> Line:
+def stack_of(job: JobSpec) -> ImageStack:
     """Which images a job can run in."""
     parallelism = parallelism_of(job.task)
     if parallelism is not None and parallelism.image_stack is not None:
@@ -145,17 +145,17 @@ def line_of(job: JobSpec) -> Line:
     return "neuron" if row.is_neuron else "gpu" if row.is_gpu else "cpu"
 
 
-def rows(line: Line) -> list[Image]:
-    """The images of a line, its default first."""
-    return [row for row in IMAGES if row.line == line]
+def rows(stack: ImageStack) -> list[Image]:
+    """The images of a stack, its default first."""
+    return [row for row in IMAGES if row.stack == stack]
 
 
 def choose(job: JobSpec, version: str | None) -> Image | Issue:
     """The image of a job; ``version`` asks for a certain row. An issue lists what there is."""
-    line = line_of(job)
+    stack = stack_of(job)
     # The worker does not run with an older Python, whatever the task.
-    known = [it for it in rows(line) if _numbers(it.python) >= MINIMUM_PYTHON]
-    oldest = MINIMUM_TORCH[line] if training_of(job.task) is not None else (0,)
+    known = [it for it in rows(stack) if _numbers(it.python) >= MINIMUM_PYTHON]
+    oldest = MINIMUM_TORCH[stack] if training_of(job.task) is not None else (0,)
     wanted = (it for it in known if it.version == version or (version is None and _numbers(it.torch) >= oldest))
     row = next(wanted, None)
     path = "backend.image_version"
@@ -165,7 +165,7 @@ def choose(job: JobSpec, version: str | None) -> Image | Issue:
         return Issue(
             "image-version-unknown",
             path,
-            f"no such image among those for {line} jobs",
+            f"no such image among those for {stack} jobs",
             version,
             f"Known: {listed}; or set image_uri",
         )
@@ -174,7 +174,7 @@ def choose(job: JobSpec, version: str | None) -> Image | Issue:
         problem = f"holds PyTorch {row.torch}; {job.task.kind} needs {'.'.join(map(str, oldest))} or newer here"
         return Issue("image-torch-too-old", path, problem, version, f"Use {fitting}")
     trains = [it.sdk for it in RELEASES if it.trains]
-    if line == "neuron" and oldest != (0,) and row.version not in trains:
+    if stack == "neuron" and oldest != (0,) and row.version not in trains:
         problem = "is a Neuron SDK that the strategy nxd was not made for"
         return Issue("image-sdk-unknown", path, problem, version, f"Use {', '.join(trains)}")
     return row
@@ -182,9 +182,9 @@ def choose(job: JobSpec, version: str | None) -> Image | Issue:
 
 def uri(image: Image, region: str) -> str | Issue:
     """The image's address in a region."""
-    account = SMP_ACCOUNT if image.line == "smp" and region in SMP_REGIONS else DLC_ACCOUNTS.get(region)
-    if account is None or (image.line == "smp" and account != SMP_ACCOUNT):
-        regions = SMP_REGIONS if image.line == "smp" else DLC_ACCOUNTS
+    account = SMP_ACCOUNT if image.stack == "smp" and region in SMP_REGIONS else DLC_ACCOUNTS.get(region)
+    if account is None or (image.stack == "smp" and account != SMP_ACCOUNT):
+        regions = SMP_REGIONS if image.stack == "smp" else DLC_ACCOUNTS
         close = get_close_matches(region, list(regions), n=1)
         remedy = f"Did you mean {close[0]}? Known: " if close else "Use one of "
         remedy += f"{', '.join(sorted(regions))}; or set backend.image_uri"
@@ -219,12 +219,12 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def lock_text(line: str) -> str:
+def lock_text(stack: str) -> str:
     """The lock of an image stack, as pip reads it."""
-    return (files("sm_llm") / "locks" / f"{line}.txt").read_text(encoding="utf-8")
+    return (files("sm_llm") / "locks" / f"{stack}.txt").read_text(encoding="utf-8")
 
 
-def packages_of(line: str) -> list[str]:
-    """The packages of a line's lock, as ``name==version``."""
-    lines = (text.partition("#")[0].strip() for text in lock_text(line).splitlines())
+def packages_of(stack: str) -> list[str]:
+    """The packages of a stack's lock, as ``name==version``."""
+    lines = (text.partition("#")[0].strip() for text in lock_text(stack).splitlines())
     return [text for text in lines if text and not text.startswith("-")]

@@ -283,7 +283,7 @@ def _content_issue(it: Address, wanted: SourceKind | None) -> Issue | None:
     if it.path == _WHEELS:
         listed = open_store(it.address, it.options, CONFIG).list("")
         if not any(file.key.endswith(".whl") for file in listed):
-            remedy = "Fill it with: sm-llm image wheelhouse LINE PREFIX"
+            remedy = "Fill it with: sm-llm image wheelhouse STACK PREFIX"
             return Issue("wheelhouse-without-wheels", it.path, "holds no wheel", it.address, remedy)
     return None
 

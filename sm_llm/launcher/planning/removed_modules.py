@@ -48,7 +48,7 @@ def import_warnings(
     that are not Python as this interpreter reads it, the ``entry`` first.
     """
     imported, broken = _imported(files)
-    lacking = image.name if image is not None and image.line != "smp" else ""
+    lacking = image.name if image is not None and image.stack != "smp" else ""
     if is_here and not _has_library():
         lacking = "this environment"
     yield from _syntax_warnings(broken, entry)

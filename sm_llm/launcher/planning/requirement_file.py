@@ -172,7 +172,7 @@ class _Program:
                 "Write for example einops>=0.8",
             )
             return
-        if is_owned(package, image.line if image else None) and not _is_met(line, package, image):
+        if is_owned(package, image.stack if image else None) and not _is_met(line, package, image):
             held = f" ({package} {image.torch})" if image and package == "torch" else ""
             problem = f"line {number} asks for {line}, which belongs to the image{held}"
             remedy = "Leave it out, or choose another image (backend.image_version, image_uri)"

@@ -135,8 +135,8 @@ def gathered(
 
     One of a field that all steps share names the steps that it is about, unless it is about all of them.
     """
-    # By the workflow's own paths: an issue of a shared field is the same in every step, and ``settle`` keeps one of
-    # them.
+    # By the workflow's own paths: an issue of a shared field is the same in every step, and ``without_duplicates``
+    # keeps one of them.
     named = {step: [_named(workflow, step, issue) for issue in issues] for step, issues in found.items()}
     reporting = {step: {_key(issue) for issue in issues} for step, issues in named.items()}
     for issue in without_duplicates(chain.from_iterable(named.values()), earlier):

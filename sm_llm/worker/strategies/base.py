@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Strategy(Protocol):
     """Builds a sharded model and its optimiser and knows how to step, save and load them.
 
-    It is made from (task, place, device) and used in this order: ``setup``, ``build``, then any number of steps, each
+    It is made from (task, process, device) and used in this order: ``setup``, ``build``, then any number of steps, each
     ``forward_backward`` and ``update``. Parameter names are Hugging Face's everywhere, free of what sharding,
-    checkpointing and compilation put between. A row of ``registry`` names the class and the device it runs on.
+    checkpointing and compilation put between. A row of ``table`` names the class and the device it runs on.
 
     Micro-batches are the host's: a strategy moves them to its device as its engine wants them, one after the other or
     all at once. What it returns are tensors that the host has not waited for.

@@ -148,7 +148,7 @@ def test_SR14_a_source_in_S3_is_a_folder(faults: Callable[..., list[Issue]]) -> 
 
 
 def image(line: str) -> Image:
-    return next(row for row in IMAGES if row.line == line)
+    return next(row for row in IMAGES if row.stack == line)
 
 
 @pytest.mark.parametrize(

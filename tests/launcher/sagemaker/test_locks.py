@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from sm_llm.launcher.images.images import IMAGES, Image
 
 LOCKS = Path(str(files("sm_llm"))) / "locks"
-SUPPORTED = {it.line: it for it in reversed(IMAGES) if it.python in ("3.11", "3.12")}
+SUPPORTED = {it.stack: it for it in reversed(IMAGES) if it.python in ("3.11", "3.12")}
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")
 BROUGHT = {"numpy", "setuptools", "packaging"}
 """What every image has beside torch; which release is not written anywhere."""
@@ -47,9 +47,9 @@ def unmet(found: list[dict[str, Any]], image: Image) -> list[str]:
 
 @pytest.mark.integration
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("image", SUPPORTED.values(), ids=lambda it: f"{it.line}-{it.python}")
+@pytest.mark.parametrize("image", SUPPORTED.values(), ids=lambda it: f"{it.stack}-{it.python}")
 def test_a_lock_installs_beside_its_image(image: Image, tmp_path: Path) -> None:
-    lock = LOCKS / f"{image.line}.txt"
+    lock = LOCKS / f"{image.stack}.txt"
     found = chosen(lock, image.python, tmp_path)
     names = {canonicalize_name(it["name"]) for it in found}
     assert len(names) == len([line for line in lock.read_text().splitlines() if "==" in line])

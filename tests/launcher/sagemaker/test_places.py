@@ -163,7 +163,7 @@ def test_D13_an_address_of_what_the_image_owns_is_refused(line: str, tmp_path: P
     (tmp_path / "more.txt").write_text("-r requirements.txt\ntorch==2.5.0\n")
     (tmp_path / "wheels").mkdir()
     (tmp_path / "wheels" / "flash_attn-2.8.3-cp312-cp312-linux_x86_64.whl").write_bytes(b"")
-    image = next(it for it in images.IMAGES if it.line == "gpu")
+    image = next(it for it in images.IMAGES if it.stack == "gpu")
     faults = list(requirement_issues(tmp_path / "requirements.txt", image))
     assert len(faults) == 1
     assert "belongs to the image" in faults[0].message

@@ -10,7 +10,7 @@ from sm_llm.launcher.backend import Submission
 from sm_llm.launcher.backends.kubeflow import names
 from sm_llm.launcher.backends.kubeflow.manifest import Code, config_map, custom_resource
 from sm_llm.launcher.backends.kubeflow.target import KubeflowTarget
-from sm_llm.launcher.images.images import line_of, lock_text
+from sm_llm.launcher.images.images import lock_text, stack_of
 from sm_llm.launcher.planning.bundle import SOURCE_FOLDER, make_bundle
 from sm_llm.spec.backends.kubeflow import KubeflowOptions
 from sm_llm.storage.uri import join
@@ -27,7 +27,7 @@ def render(plan: Plan, job: JobFile) -> Submission:
     target = plan.target
     assert isinstance(target, KubeflowTarget)
     options = KubeflowOptions.of(job.spec)
-    bundle = make_bundle(target.program, lock_text(line_of(job.spec)))
+    bundle = make_bundle(target.program, lock_text(stack_of(job.spec)))
     # Beside the runs, because runs of one version of the code share it; a step's own lies at RUN/steps/STEP.
     root = job.run_uri.rsplit("/", 1 if plan.step is None else 3)[0]
     address = join(root, "bundles", bundle.key)

@@ -12,7 +12,7 @@ from sm_llm.launcher.backends.sagemaker.request.request import (
     seen_from_inside,
     with_locations,
 )
-from sm_llm.launcher.images.images import line_of, lock_text
+from sm_llm.launcher.images.images import lock_text, stack_of
 from sm_llm.launcher.planning.bundle import SOURCE_FOLDER, make_bundle
 from sm_llm.runs.run_paths import JOB_FILE
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
@@ -66,4 +66,4 @@ def lock_of(job: JobSpec) -> str | None:
     options = SageMakerOptions.of(job)
     if options.image == "built":
         return None
-    return lock_text(line_of(job))
+    return lock_text(stack_of(job))

@@ -11,7 +11,7 @@ from sm_llm.launcher.backend import Submission
 from sm_llm.launcher.backends.slurm.batch_script import BatchScript, Option
 from sm_llm.launcher.backends.slurm.paths import IN_CONTAINER, ClusterPaths
 from sm_llm.launcher.backends.slurm.target import SlurmTarget
-from sm_llm.launcher.images.images import line_of, lock_text
+from sm_llm.launcher.images.images import lock_text, stack_of
 from sm_llm.launcher.planning.bundle import SOURCE_FOLDER, make_bundle
 from sm_llm.runs.run_states import EXIT_CODES, RunState
 from sm_llm.spec.backends.slurm import SlurmOptions
@@ -40,7 +40,7 @@ def render(plan: Plan, job: JobFile) -> Submission:
     spec = job.spec
     options = SlurmOptions.of(spec)
     paths = ClusterPaths(options.shared_folder)
-    bundle = make_bundle(target.program, lock_text(line_of(spec)) if options.container_image is not None else None)
+    bundle = make_bundle(target.program, lock_text(stack_of(spec)) if options.container_image is not None else None)
     unpacked = paths.bundle(bundle.digest)
     code = unpacked if options.container_image is None else IN_CONTAINER
     seen = _seen_by_nodes(spec, code, has_program=target.program is not None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.job_file import settled_issue
 from sm_llm.errors import Issue
 from sm_llm.launcher.backends.sagemaker.request.distribution import distribution
-from sm_llm.launcher.images.images import line_of
+from sm_llm.launcher.images.images import stack_of
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.schema import constant
 
@@ -20,7 +20,7 @@ PROBLEM = "is settled at launch: the request starts the processes with it"
 
 def launched(job: JobSpec) -> tuple[object, ...]:
     """What of a request follows from fields that hyperparameters can change."""
-    return distribution(job), line_of(job)
+    return distribution(job), stack_of(job)
 
 
 def variable_issue(job: JobSpec, path: str) -> Issue | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, warning
-from sm_llm.launcher.images.images import line_of, packages_of
+from sm_llm.launcher.images.images import packages_of, stack_of
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.job_machines import groups, machines, slowest_flops
 from sm_llm.spec.tasks import RegisterTask, TrainTask
@@ -93,8 +93,8 @@ def network_warnings(plan: Plan, found: JobSettings, *, has_requirements: bool) 
     # Without subnets of the user's the containers reach the internet through SageMaker's own network.
     if not found.subnets or options.wheelhouse is not None:
         return
-    line = line_of(plan.job)
-    count = len(packages_of(line)) if options.image == "stock" else 0
+    stack = stack_of(plan.job)
+    count = len(packages_of(stack)) if options.image == "stock" else 0
     wanted = [f"{counted(count, 'package')} that the image lacks"] if count else []
     wanted += ["the program's requirements.txt"] if has_requirements else []
     if wanted:
@@ -103,7 +103,7 @@ def network_warnings(plan: Plan, found: JobSettings, *, has_requirements: bool) 
             "NAT gateway does not reach"
         )
         remedy = (
-            f"Two ways out: backend.wheelhouse (sm-llm image wheelhouse {quoted(line)} s3://bucket/wheels fills one), "
+            f"Two ways out: backend.wheelhouse (sm-llm image wheelhouse {quoted(stack)} s3://bucket/wheels fills one), "
             "or an image that has them (sm-llm image build; backend.image=built)"
         )
         yield warning("packages-out-of-reach", "backend.vpc", message, remedy=remedy)

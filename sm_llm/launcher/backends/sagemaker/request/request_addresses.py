@@ -11,7 +11,7 @@ from sm_llm.aws import fresh_session, need_aws
 from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.errors import Issue, StorageError, warning
 from sm_llm.launcher.backends.sagemaker.request.request import base_in_names
-from sm_llm.launcher.images.images import DLC_ACCOUNTS, MINIMUM_PYTHON, MINIMUM_TORCH, SMP_ACCOUNT, dns_suffix, line_of
+from sm_llm.launcher.images.images import DLC_ACCOUNTS, MINIMUM_PYTHON, MINIMUM_TORCH, SMP_ACCOUNT, dns_suffix, stack_of
 from sm_llm.launcher.planning.plan import requirements
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.inputs import input_location
@@ -291,7 +291,7 @@ def image_warnings(job: JobSpec) -> Iterator[Issue]:
 def _content_problems(job: JobSpec, options: SageMakerOptions, image: AwsImage) -> Iterator[tuple[str, str]]:
     """(problem, remedy) of what is in the image."""
     trains = isinstance(job.task, TrainTask | PrecompileTask)
-    oldest = MINIMUM_TORCH[line_of(job)]
+    oldest = MINIMUM_TORCH[stack_of(job)]
     # One problem is enough: a wrong image has another Python and another PyTorch, too.
     if "inference" in image.repository:
         yield "is an image for inference, without SageMaker's training toolkit", _REMEDY
