@@ -34,8 +34,8 @@ LATEST = 253_402_300_799
 
 def _plain_name(name: str) -> str:
     """Names in a record become folders: of steps, of copies on this machine."""
-    if fault := "it holds a slash" if "/" in name else name_problem(name):
-        raise ValueError(f"{name!r} cannot be a name: {fault}")
+    if problem := "it holds a slash" if "/" in name else name_problem(name):
+        raise ValueError(f"{name!r} cannot be a name: {problem}")
     return name
 
 

@@ -72,17 +72,17 @@ class PeriodicTask:
 
     def _try(self, *duties: Callable[[], None]) -> bool:
         """Every duty once; whether all went well."""
-        faults = []
+        problems = []
         for duty in duties:
             try:
                 # Held for one duty at a time, so that ``quiet`` waits for one at most.
                 with self._working:
                     duty()
             except Exception as error:  # a store can fail in every way, and training continues all the same
-                faults.append(error)
-        if faults and not self._is_failing:
-            self._report(f"the run's storage does not take {self._what}: {faults[0]}")
-        elif not faults and self._is_failing:
+                problems.append(error)
+        if problems and not self._is_failing:
+            self._report(f"the run's storage does not take {self._what}: {problems[0]}")
+        elif not problems and self._is_failing:
             self._report(f"the run's storage answers again and takes {self._what}")
-        self._is_failing = bool(faults)
-        return not faults
+        self._is_failing = bool(problems)
+        return not problems

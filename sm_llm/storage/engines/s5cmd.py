@@ -87,11 +87,11 @@ class S5cmdTransfer:
             listed.seek(0)
             argv = [self._program, "--json", *_endpoint(store), "run"]
             seconds = most_seconds(store, copies)
-            code, reports, faults = _watch(argv, _environment(store), listed, errors, progress, seconds)
+            code, reports, problems = _watch(argv, _environment(store), listed, errors, progress, seconds)
             errors.seek(0)
-            faults += list(_problems(errors.read().decode("utf-8", "replace")))
-        if code != 0 or faults or reports != len(copies):
-            problem = faults[0] if faults else f"s5cmd reported {reports} of {counted(len(copies), 'file')} as done"
+            problems += list(_problems(errors.read().decode("utf-8", "replace")))
+        if code != 0 or problems or reports != len(copies):
+            problem = problems[0] if problems else f"s5cmd reported {reports} of {counted(len(copies), 'file')} as done"
             kind = MissingObjectError if any(word in problem for word in _MISSING) else StorageError
             raise kind(f"{store.uri}: s5cmd failed (exit code {code}): {problem}")
 
@@ -108,7 +108,7 @@ def _watch(
 
     Returns its exit code, how many files it reported done, and what else it printed on standard output.
     """
-    reports, faults = 0, []
+    reports, problems = 0, []
     child = subprocess.Popen(
         argv,
         env=dict(environment),
@@ -129,11 +129,11 @@ def _watch(
                 reports += 1
                 progress(int(report.get("object", {}).get("size", 0)))
             elif line.strip():
-                faults.append(_problem(report, line))
+                problems.append(_problem(report, line))
         # A child that the kernel killed for memory ends the same way, but leaves the timer running.
         if (code := child.wait()) == -signal.SIGKILL and not alarm.is_alive():
-            faults.insert(0, f"it was not done within {seconds:,.0f} s")
-        return code, reports, faults
+            problems.insert(0, f"it was not done within {seconds:,.0f} s")
+        return code, reports, problems
     except BaseException:
         child.terminate()
         try:

@@ -124,9 +124,9 @@ def _file(found: Any) -> HubFile:
 
 def checked_file(path: Any, size: Any, checksum: Any) -> HubFile:
     """A file as a hub, or a pin that was written before, describes it. Raises ``StorageError`` for nonsense."""
-    fault = brought_problem(path, [CONTROL_FOLDER]) if isinstance(path, str) else "it is not text"
-    if fault:
-        raise StorageError(f"it lists a file {path!r}, which cannot be fetched: {fault}")
+    problem = brought_problem(path, [CONTROL_FOLDER]) if isinstance(path, str) else "it is not text"
+    if problem:
+        raise StorageError(f"it lists a file {path!r}, which cannot be fetched: {problem}")
     if type(size) is not int or size < 0 or not isinstance(checksum, str) or not _CHECKSUM.fullmatch(checksum):
         raise StorageError(f"it lists {path!r} with the size {size!r} and the checksum {checksum!r}")
     return HubFile(path, size, checksum)
@@ -135,8 +135,8 @@ def checked_file(path: Any, size: Any, checksum: Any) -> HubFile:
 def snapshot_of(address: HubAddress, commit: Any, files: Iterable[HubFile]) -> HubSnapshot:
     """Raises ``StorageError`` for a commit that is none, and for files that cannot lie in one folder."""
     found = tuple(files)
-    if fault := paths_problem(it.path for it in found):
-        raise StorageError(f"it lists files that cannot lie in one folder: {fault}")
+    if problem := paths_problem(it.path for it in found):
+        raise StorageError(f"it lists files that cannot lie in one folder: {problem}")
     return HubSnapshot(address, _checked_commit(commit), found)
 
 

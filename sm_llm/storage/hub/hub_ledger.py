@@ -59,11 +59,11 @@ class Ledger:
             return None
         try:
             found = FileEntry.model_validate_json(body)
-            fault = "" if (found.path, found.size) == (file.path, file.size) else f"it is of {found.path!r}"
+            problem = "" if (found.path, found.size) == (file.path, file.size) else f"it is of {found.path!r}"
         except ValidationError as error:
-            fault = str(error.errors()[0]["msg"])
-        if fault:
-            raise StorageError(f"{self.store.uri}/{self._key(file)}: cannot be used ({fault})")
+            problem = str(error.errors()[0]["msg"])
+        if problem:
+            raise StorageError(f"{self.store.uri}/{self._key(file)}: cannot be used ({problem})")
         return found
 
     def once(self, key: str, value: str) -> str:

@@ -54,7 +54,7 @@ def collect_garbage(
     ``StorageError`` if the store does not answer; before that only what is named above was deleted.
     """
     found = _examine_all(store, run_id)
-    valid = sorted({it.slot.step or 0 for it in found if it.fault is None})
+    valid = sorted({it.slot.step or 0 for it in found if it.problem is None})
     kept = _kept(valid, keep_last, keep_every, protect)
     now = clock() if clock is not None else _store_time(store)
     doomed = [it for it in found if _is_doomed(it, kept, valid)]
@@ -101,7 +101,7 @@ def _is_doomed(item: Examined, kept: set[int], valid: Sequence[int]) -> bool:
 
 def _recheck(store: Store, run_id: str, valid: Sequence[int], kept: set[int], keep_last: int) -> str:
     """Look again right before deleting: why it is not safe, or the empty string."""
-    still = {it.slot.step for it in _examine_all(store, run_id) if it.fault is None and it.slot.step in kept}
+    still = {it.slot.step for it in _examine_all(store, run_id) if it.problem is None and it.slot.step in kept}
     wanted = min(keep_last, len(valid))
     if len(still) < wanted:
         return f"only {len(still)} complete checkpoints would remain, {wanted} are to be kept"
@@ -125,8 +125,8 @@ def _delete_orphans(
     # Such a commit may name any save of its slot.
     untouchable = {it.slot for it in found if it.commit is None or it.foreign}
     named = {it.commit.save_id for it in found if it.commit is not None}
-    newest = max((it.slot.step for it in found if it.fault is None and it.slot.step is not None), default=-1)
-    has_final = final is not None and final.fault is None
+    newest = max((it.slot.step for it in found if it.problem is None and it.slot.step is not None), default=-1)
+    has_final = final is not None and final.problem is None
 
     def is_orphan(slot: Slot, save_id: str, objects: Sequence[StoredObject]) -> bool:
         # A save of a slot beyond the newest valid commit may still be committed.

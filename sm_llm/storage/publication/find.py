@@ -64,7 +64,7 @@ class Examined:
     key: str
     slot: Slot
     commit: CommitManifest | None
-    fault: str | None = None
+    problem: str | None = None
     foreign: bool = False
 
 
@@ -97,7 +97,7 @@ def examine(store: Store, key: str, slot: Slot, run_id: str | None = None, *, de
             continue
         # A fault counts only while the commit is there. The collection deletes a commit before its data, so a commit
         # that is gone by now explains missing files.
-        if found.fault is None or store.get(key) == body:
+        if found.problem is None or store.get(key) == body:
             return found
     return Examined(key, slot, None, f"its commit was another one at each of {_ATTEMPTS} reads")
 
@@ -112,8 +112,8 @@ def _judge(store: Store, key: str, slot: Slot, body: bytes, run_id: str | None, 
         return Examined(key, slot, commit, f"it belongs to run {commit.run_id!r}", foreign=True)
     if commit.step != slot.step:
         return Examined(key, slot, commit, f"its commit is of {Slot(commit.step)}")
-    faults = verify(store, commit, deep=deep)
-    return Examined(key, slot, commit, faults[0] if faults else None)
+    problems = verify(store, commit, deep=deep)
+    return Examined(key, slot, commit, problems[0] if problems else None)
 
 
 def verify(store: Store, commit: CommitManifest, *, deep: bool = False) -> list[str]:
@@ -123,16 +123,16 @@ def verify(store: Store, commit: CommitManifest, *, deep: bool = False) -> list[
     """
     prefix = commit.save.data_prefix
     listed = {it.key[len(prefix) :]: it.size for it in store.list(prefix)}
-    faults = []
+    problems = []
     for entry in commit.files:
         size = listed.get(entry.path)
         if size is None:
-            faults.append(f"{entry.path!r} is missing")
+            problems.append(f"{entry.path!r} is missing")
         elif size != entry.size:
-            faults.append(f"{entry.path!r} has {size} bytes instead of {entry.size}")
+            problems.append(f"{entry.path!r} has {size} bytes instead of {entry.size}")
         elif deep and store.checksum(prefix + entry.path) != entry.crc64nvme:
-            faults.append(f"{entry.path!r} has other content than was published")
-    return faults
+            problems.append(f"{entry.path!r} has other content than was published")
+    return problems
 
 
 def find_newest(store: Store, *, run_id: str | None = None, allow_step: Callable[[int], bool] | None = None) -> Newest:
@@ -170,10 +170,10 @@ def _newest_listed(
         found = examine(store, key, slot, run_id)
         if found is None:
             gone.append(key)
-        elif found.fault is None:
+        elif found.problem is None:
             return Newest(found.commit, tuple(rejected)), []
         elif not found.foreign:
-            rejected.append(Rejected(slot.step, found.fault))
+            rejected.append(Rejected(slot.step, found.problem))
     return Newest(None, tuple(rejected)), gone
 
 
@@ -195,8 +195,8 @@ def find_final(store: Store, *, run_id: str | None = None) -> CommitManifest | N
     found = examine(store, FINAL.commit_key, FINAL, run_id)
     if found is None or found.foreign:
         return None
-    if found.fault is not None:
-        raise CheckpointError(f"{store.uri}: the final result cannot be used: {found.fault}")
+    if found.problem is not None:
+        raise CheckpointError(f"{store.uri}: the final result cannot be used: {found.problem}")
     return found.commit
 
 
@@ -215,4 +215,4 @@ def list_checkpoints(store: Store, *, run_id: str | None = None, deep: bool = Fa
 
 def _info(found: Examined) -> CheckpointInfo:
     size, at = (found.commit.size, found.commit.time) if found.commit else (0, None)
-    return CheckpointInfo(found.slot.step or 0, size, at, found.fault is None, found.fault or "")
+    return CheckpointInfo(found.slot.step or 0, size, at, found.problem is None, found.problem or "")

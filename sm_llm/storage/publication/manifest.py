@@ -20,15 +20,15 @@ _SELF = "self_crc64nvme"
 
 
 def _plain_path(path: str) -> str:
-    if fault := name_problem(path):
-        raise ValueError(f"{path!r} cannot be the path of a file: {fault}")
+    if problem := name_problem(path):
+        raise ValueError(f"{path!r} cannot be the path of a file: {problem}")
     return path
 
 
 def _distinct(files: tuple[FileEntry, ...]) -> tuple[FileEntry, ...]:
     """No path twice, and none that is a folder of another: whoever fetches them would overwrite one."""
-    if fault := paths_problem(it.path for it in files):
-        raise ValueError(fault)
+    if problem := paths_problem(it.path for it in files):
+        raise ValueError(problem)
     return files
 
 

@@ -143,10 +143,10 @@ def restore(
             refuse_if_all_rejected(store, rejected)
             return None
         folder = target / newest.commit.save_id
-        fault = _fetch_together(partial(bring, newest.commit, folder) if fetches else None, newest.commit, gather)
-        if fault is None:
+        problem = _fetch_together(partial(bring, newest.commit, folder) if fetches else None, newest.commit, gather)
+        if problem is None:
             return Restored(newest.commit, folder, tuple(rejected))
-        rejected.append(Rejected(newest.commit.step, fault))
+        rejected.append(Rejected(newest.commit.step, problem))
 
 
 def _without(refused: set[int | None], allow_step: Callable[[int], bool] | None) -> Callable[[int], bool]:
@@ -185,4 +185,4 @@ def _fetch_together(bring: Callable[[], object] | None, commit: CommitManifest, 
     for process, (_, failure) in enumerate(outcomes):
         if failure is not None:
             raise StorageError(f"restoring {Slot(commit.step)} failed: process {process}: {failure}")
-    return next((f"process {process}: {fault}" for process, (fault, _) in enumerate(outcomes) if fault), None)
+    return next((f"process {process}: {problem}" for process, (problem, _) in enumerate(outcomes) if problem), None)

@@ -96,7 +96,7 @@ def whole(
     """The answer to a request that can be repeated. Raises ``AnswerError`` if none is whole, after several tries."""
     from botocore.parsers import ResponseParserError
 
-    fault = ""
+    problem = ""
     for attempt in range(TRIES):
         if attempt:
             # Nodes of a job list at the same moment: random pauses keep their tries apart.
@@ -104,15 +104,15 @@ def whole(
         try:
             answer = ask()
             # The raw text is checked first (``note_problems``): once parsed, a foreign body is like an empty listing.
-            fault = answer[FAULT] or problem_of(answer)
+            problem = answer[FAULT] or problem_of(answer)
         except ResponseParserError as error:
-            fault = f"it is not XML ({str(error)[:200]})"
+            problem = f"it is not XML ({str(error)[:200]})"
         except (*NONSENSE, TypeError) as error:  # the last of an element that is there twice
-            fault = f"it holds a value that makes no sense ({str(error)[:200]})"
-        if not fault:
+            problem = f"it holds a value that makes no sense ({str(error)[:200]})"
+        if not problem:
             return answer
     raise AnswerError(
-        f"the store answered {what} {TRIES} times with something else: {fault}. Is a proxy in between, or the "
+        f"the store answered {what} {TRIES} times with something else: {problem}. Is a proxy in between, or the "
         "endpoint not an S3 store?"
     )
 
@@ -125,8 +125,8 @@ def _objects_problem(
 ) -> str:
     """Why a page is not whole. ``seen`` are the tokens, ``held`` the keys and folders of the pages before it."""
     bucket, prefix, delimiter = asked["Bucket"], asked["Prefix"], asked.get("Delimiter", "")
-    if fault := _frame_problem(page, page.get("Name"), bucket, prefix) or _echo_problem(page, asked):
-        return fault
+    if problem := _frame_problem(page, page.get("Name"), bucket, prefix) or _echo_problem(page, asked):
+        return problem
     token = page.get("NextContinuationToken")
     if page["IsTruncated"] and (not token or token in seen):
         return "it is truncated, and does not name where it continues"
@@ -145,7 +145,7 @@ def _objects_problem(
         return "it holds keys inside folders, which were not asked for"
     if repeated := next((key for key in _keys(page) if key in held), None):
         return f"it holds {repeated!r}, as an earlier page does"
-    return next((fault for it in contents if (fault := _object_problem(it, prefix))), "")
+    return next((problem for it in contents if (problem := _object_problem(it, prefix))), "")
 
 
 def _keys(page: Mapping[str, Any]) -> Iterator[str]:
@@ -178,8 +178,8 @@ def _object_problem(item: Mapping[str, Any], prefix: str) -> str:
 
 
 def _uploads_problem(page: Mapping[str, Any], bucket: str, prefix: str, seen: set[tuple[str, str]]) -> str:
-    if fault := _frame_problem(page, page.get("Bucket"), bucket, prefix):
-        return fault
+    if problem := _frame_problem(page, page.get("Bucket"), bucket, prefix):
+        return problem
     if page["IsTruncated"] and (not all(_markers(page)) or _markers(page) in seen):
         return "it is truncated, and does not name where it continues"
     for item in page.get("Uploads") or ():

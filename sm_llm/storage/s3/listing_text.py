@@ -73,8 +73,8 @@ def _note_problem(
     # Of what is not XML the SDK makes a server error of its own, which would be reported instead of what came.
     unread = "it is not UTF-8" if parsed_response.pop("Error", None) else ""
     parsed_response["ResponseMetadata"]["HTTPStatusCode"] = status
-    fault = f"its status is {status}" if status != 200 else text_problem(response_dict["body"], root)
-    parsed_response[FAULT] = fault or unread
+    problem = f"its status is {status}" if status != 200 else text_problem(response_dict["body"], root)
+    parsed_response[FAULT] = problem or unread
 
 
 def text_problem(body: bytes, root: str) -> str:
@@ -91,8 +91,8 @@ def text_problem(body: bytes, root: str) -> str:
     namespace, _, name = tree.tag.rpartition("}")
     if name != root or not _NAMESPACE.fullmatch(namespace.removeprefix("{")):
         return f"it is a {tree.tag!r}, expected a {root}"
-    if fault := _twice(tree) or _odd_text(tree) or _odd_elements(tree):
-        return fault
+    if problem := _twice(tree) or _odd_text(tree) or _odd_elements(tree):
+        return problem
     # In quiet mode a ``DeleteResult`` holds errors alone, which the caller reads.
     if root == ROOTS["DeleteObjects"]:
         return ""
@@ -101,8 +101,8 @@ def text_problem(body: bytes, root: str) -> str:
     if any(_twice(it) or _odd_elements(it) for it in tree if _name(it) == "CommonPrefixes"):
         return "it holds folders that are none"
     items = [it for it in tree if _name(it) in _ITEMS]
-    if fault := next((fault for it in items if (fault := _item_problem(it))), ""):
-        return fault
+    if problem := next((problem for it in items if (problem := _item_problem(it))), ""):
+        return problem
     # One key may have several unfinished uploads: only key and id together are unique.
     names = Counter((it.get("Key"), it.get("UploadId")) for it in map(_texts, items))
     return next((f"it holds {key!r} twice" for (key, _), count in names.items() if count > 1), "")
@@ -113,8 +113,8 @@ def _item_problem(item: ElementTree.Element) -> str:
     key = repr(texts.get("Key"))
     if lack := next((it for it in _ITEMS[_name(item)] if not texts.get(it)), None):
         return f"{key} has no {lack}"
-    if fault := _twice(item) or _odd_text(item) or _odd_elements(item):
-        return f"{key}: {fault}"
+    if problem := _twice(item) or _odd_text(item) or _odd_elements(item):
+        return f"{key}: {problem}"
     if int(texts.get("Size", "0")) > LARGEST_BYTES:
         return f"{key} has {texts['Size']} bytes, more than any object"
     return ""

@@ -228,11 +228,11 @@ class S3Objects:
                 # Status 200 proves nothing here: only a whole ``DeleteResult`` shows that the keys are gone.
                 answer = whole(request, lambda _: "", "a deletion")
             # S3 refuses single keys inside an answer with status 200; the SDK raises nothing for them.
-            if faults := answer.get("Errors"):
-                first = faults[0]
+            if problems := answer.get("Errors"):
+                first = problems[0]
                 raise StorageError(
                     f"{self.uri}: cannot delete {first.get('Key')!r}: {first.get('Code')} {first.get('Message')} "
-                    f"({len(faults)} such keys). Needed: {self.needs('DeleteObject')}"
+                    f"({len(problems)} such keys). Needed: {self.needs('DeleteObject')}"
                 )
 
     def abort_unfinished(self, before: float, prefix: str = "") -> int:

@@ -170,9 +170,9 @@ def _require_names(store: Store, items: Sequence[StoredObject]) -> None:
     """Every key must be a path below the folder, and no file may be a folder too."""
     keys = {it.key for it in items}
     for key in keys:
-        if fault := brought_problem(key):
+        if problem := brought_problem(key):
             raise StorageError(
-                f"{store.uri}: {key!r} cannot be the name of a file here: {fault}. Leave it out with --exclude"
+                f"{store.uri}: {key!r} cannot be the name of a file here: {problem}. Leave it out with --exclude"
             )
         parts = key.split("/")
         for depth in range(1, len(parts)):

@@ -23,15 +23,15 @@ def refuse_to_forget(context: WorkerContext, store: Store, gather: Gather, *, an
     ``gather``: rank 0 reads, all raise alike. ``anew`` is how the user begins from step 0 on purpose. Raises
     ``StorageError`` if the storage does not answer.
     """
-    step, fault = None, None
+    step, problem = None, None
     if context.process.is_leader:
         try:
             step = published_before(job_run_store(context.job))
             step = None if step in retired_steps(store) else step
         except StorageError as error:
-            fault = str(error)
+            problem = str(error)
     # No commit in the listing although one was published: a wrong or emptied storage, not a new run.
-    for published, unread in gather((step, fault)):
+    for published, unread in gather((step, problem)):
         if unread is not None:
             raise StorageError(f"earlier attempts of the run could not be read: {unread}")
         if published is not None:

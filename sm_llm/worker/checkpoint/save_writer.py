@@ -151,8 +151,8 @@ class SaveWriter:
         except (OSError, StorageError) as caught:
             error = caught
         # Also on processes that succeeded: a save of a part of the ranks is none.
-        if fault := self._background.outcome(error):
-            raise CheckpointError(f"a checkpoint could not be written: {fault}")
+        if problem := self._background.outcome(error):
+            raise CheckpointError(f"a checkpoint could not be written: {problem}")
 
 
 def _writers(process: ProcessInfo) -> int:

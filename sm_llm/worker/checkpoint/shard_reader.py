@@ -45,8 +45,8 @@ def load_metadata(stream: IO[bytes] | IOBase, name: str) -> Metadata:
         metadata = _MetadataUnpickler(io.BytesIO(body)).load()
     except Exception as error:  # a pickle that is damaged on purpose can raise anything
         raise CheckpointError(f"{name}: is not the metadata of a checkpoint: {error}") from error
-    if fault := _problem(metadata):
-        raise CheckpointError(f"{name}: is not the metadata of a checkpoint of this project: {fault}")
+    if problem := _problem(metadata):
+        raise CheckpointError(f"{name}: is not the metadata of a checkpoint of this project: {problem}")
     assert isinstance(metadata, Metadata)
     return metadata
 

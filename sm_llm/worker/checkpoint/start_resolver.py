@@ -171,8 +171,8 @@ class StartResolver:
                 action()
             except StorageError as caught:
                 error = caught
-        if fault := self._control.outcome(error):
-            raise StorageError(f"checkpoints could not be quarantined: {fault}")
+        if problem := self._control.outcome(error):
+            raise StorageError(f"checkpoints could not be quarantined: {problem}")
 
     def _requested(self) -> Start:
         if isinstance(self._task.start, PretrainedStart):

@@ -59,16 +59,16 @@ def check_space(context: WorkerContext, control: ControlGroup, state: Mapping[st
     reported = control.gather((disk_of(context.scratch), root, own_bytes(state)))
     scratches, storage = [(disk, size) for disk, _, size in reported], reported[0][1]
     whole = sum(size for _, size in scratches)
-    if fault := lacking(scratches, storage, whole):
-        raise CheckpointError(f"{fault}. Free some space, or put the run elsewhere")
+    if problem := lacking(scratches, storage, whole):
+        raise CheckpointError(f"{problem}. Free some space, or put the run elsewhere")
     if storage is not None and storage.free < whole * (keep_last + 1):
         context.notice(
             f"{storage.path} has {storage.free / _GIB:.2f} GiB free: fewer than the checkpoints that "
             f"checkpoint.keep_last={keep_last} keeps ({whole / _GIB:.2f} GiB each), with the one being written",
             "warning",
         )
-    if fault := lacking([(disk, _HELD * size) for disk, size in scratches], None, 0):
-        context.notice(f"{fault}, should the store be so slow that {_HELD} saves are held there", "warning")
+    if problem := lacking([(disk, _HELD * size) for disk, size in scratches], None, 0):
+        context.notice(f"{problem}, should the store be so slow that {_HELD} saves are held there", "warning")
 
 
 def lacking(scratches: Sequence[tuple[Disk, int]], storage: Disk | None, whole: int) -> str | None:

@@ -48,10 +48,10 @@ def probe_kernels(context: WorkerContext, kernels: tuple[str, ...] = KERNELS) ->
     pool.shutdown(wait=False)
 
     def settle() -> None:
-        faults = {name: reason for name, it in reasons.items() if (reason := it.result()) is not None}
-        for name, reason in faults.items():
+        problems = {name: reason for name, it in reasons.items() if (reason := it.result()) is not None}
+        for name, reason in problems.items():
             _report(context, name, reason)
-        if not faults:
+        if not problems:
             with suppress(OSError):
                 write_atomically(passed, json.dumps(installed).encode())
 

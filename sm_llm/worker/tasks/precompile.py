@@ -105,8 +105,8 @@ class Precompilation:
         # Rank 0 decides for all: nodes that read the store at different moments could disagree.
         if self.together(process.is_leader and is_published(context))[0]:
             return
-        if fault := release_problem(installed_packages()):
-            raise RunFailed(f"task.training.parallelism: {fault}")
+        if problem := release_problem(installed_packages()):
+            raise RunFailed(f"task.training.parallelism: {problem}")
         if shutil.which(COMMAND) is None:
             raise RunFailed(f"{COMMAND} is not on the PATH of this image. Use an image with the Neuron SDK")
         cache = open_cache(context, self.task.training, config_of(self.task.training))
@@ -249,7 +249,7 @@ class Precompilation:
 
     def _check(self, nodes: list[dict[str, Any]]) -> None:
         """Raise ``RunFailed`` for graphs that did not compile, and for a count that never came, on any node."""
-        faults = [
+        problems = [
             f"{COMMAND} ended on node {node} without its count of failed compilations"
             for node, it in enumerate(nodes)
             if it["failed"] is None
@@ -257,12 +257,12 @@ class Precompilation:
         if failed := sum(it["failed"] or 0 for it in nodes):
             total = sum(it["graphs"] or 0 for it in nodes)
             listed = "; ".join(_failures(node, it) for node, it in enumerate(nodes) if it["failed"])
-            faults.append(
+            problems.append(
                 f"{failed} of {counted(total, 'graph')} did not compile: {listed}. A compiler that was killed had too "
                 "little host memory; one with too many instructions needs a larger tensor_parallel_degree"
             )
-        if faults:
-            raise RunFailed(". ".join(faults))
+        if problems:
+            raise RunFailed(". ".join(problems))
 
     def _publish(self, nodes: list[dict[str, Any]]) -> None:
         context = self.context

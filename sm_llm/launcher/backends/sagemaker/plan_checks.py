@@ -262,10 +262,10 @@ def plan_checks(plan: Plan) -> Checks:
     found += at_new_paths(run(REQUEST_CHECKERS, it), found)
     settings = it.decisions.settings
     origins = settings.origins if settings is not None else {}
-    return Checks(it.decisions.target, tuple(_whence(issue, origins) for issue in found))
+    return Checks(it.decisions.target, tuple(_with_origin(issue, origins) for issue in found))
 
 
-def _whence(issue: Issue, origins: Mapping[str, str]) -> Issue:
+def _with_origin(issue: Issue, origins: Mapping[str, str]) -> Issue:
     """An issue that names which file of the SDK's defaults its value is from, where it is from one."""
     origin = issue.origin or origins.get(issue.path) or origins.get(issue.path.rpartition(".")[2], "")
     return replace(issue, origin=origin)

@@ -25,8 +25,8 @@ _STATE = f"{_PACKAGE}.parallel_layers.parallel_state"
 
 def check_release() -> None:
     """Raise ``RunFailed`` where the packages of this image are not those of one release that trains."""
-    if fault := release_problem(installed_packages()):
-        raise RunFailed(f"task.parallelism: {fault}")
+    if problem := release_problem(installed_packages()):
+        raise RunFailed(f"task.parallelism: {problem}")
 
 
 def symbol(module: str, name: str) -> Any:

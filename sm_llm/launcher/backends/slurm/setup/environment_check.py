@@ -35,23 +35,23 @@ def digest(found: dict[str, str]) -> str:
 
 def pin_problems(texts: list[str], found: dict[str, str]) -> list[str]:
     """Pins that the environment does not have; a build behind a ``+`` is not compared."""
-    faults = []
+    problems = []
     for line in (line.strip() for text in texts for line in text.splitlines()):
         match = _PIN.match(line)
         if match is not None and (has := found.get(canonical(match[1]), "missing")).partition("+")[0] != match[2]:
-            faults.append(f"{match[1]} is {has}, not {match[2]}")
-    return faults
+            problems.append(f"{match[1]} is {has}, not {match[2]}")
+    return problems
 
 
 def import_problems(modules: list[str]) -> list[str]:
     """Modules that cannot be imported, with the first line of why."""
-    faults = []
+    problems = []
     for name in modules:
         try:
             importlib.import_module(name)
         except Exception as error:  # any error of a foreign module
-            faults.append(f"import {name}: {type(error).__name__}: {str(error).partition(os.linesep)[0]}")
-    return faults
+            problems.append(f"import {name}: {type(error).__name__}: {str(error).partition(os.linesep)[0]}")
+    return problems
 
 
 def main(arguments: list[str]) -> int:
@@ -60,10 +60,10 @@ def main(arguments: list[str]) -> int:
     # Read before the imports, which may change what the interpreter finds.
     found = installed()
     texts = [Path(it).read_text(encoding="utf-8") for it in arguments[:split]]
-    faults = [*pin_problems(texts, found), *import_problems(arguments[split + 1 :])]
+    problems = [*pin_problems(texts, found), *import_problems(arguments[split + 1 :])]
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    print("environment", node, digest(found), "; ".join(faults) or "ok", flush=True)
-    return 1 if faults else 0
+    print("environment", node, digest(found), "; ".join(problems) or "ok", flush=True)
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

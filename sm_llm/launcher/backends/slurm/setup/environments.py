@@ -142,11 +142,11 @@ def _check(
     job = SetupJob("sm-llm-environment-check", CHECK, (target, pins, *profile.modules), count, minutes=20)
     end = run_job(job, options, cluster, tell, wait_seconds=START_SECONDS)
     lines = [line.split(" ", 3) for line in end.log.splitlines() if line.startswith("environment ")]
-    faults = [f"{node}: {words}" for _, node, _, words in lines if words != "ok"]
+    problems = [f"{node}: {words}" for _, node, _, words in lines if words != "ok"]
     # Equal pins are not enough: pip chooses what no lock names, and a node may see another folder at this path.
     digests = {digest for _, _, digest, words in lines if words == "ok"}
-    if faults or len(lines) < count or len(digests) > 1:
-        raise SubmitError(f"{target} is not the same on all nodes: {'; '.join(faults) or end.last_words}")
+    if problems or len(lines) < count or len(digests) > 1:
+        raise SubmitError(f"{target} is not the same on all nodes: {'; '.join(problems) or end.last_words}")
     tell(f"it is the same on {counted(len(lines), 'node')}, digest {digests.pop()[:12]}{_unchecked(busy)}")
 
 
