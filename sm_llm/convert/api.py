@@ -22,7 +22,7 @@ from sm_llm.convert.report import (
     read_manifest,
 )
 from sm_llm.convert.to_hf import index_json
-from sm_llm.convert.verify import verify_hf, verify_nxd
+from sm_llm.convert.verify import origin_notes, verify_hf, verify_nxd
 from sm_llm.convert.work import DESTINATION, MANIFEST, SHARDS, Journal, run_units, write_whole
 from sm_llm.errors import ConversionError, ConversionRefused, Issue
 from sm_llm.models.safetensors_folder import INDEX_FILE
@@ -168,6 +168,7 @@ def _run(job: ConversionJob, folder: Path, target: Path, workers: int, progress:
         sizes = {file: it["bytes"] for file, it in files.items()}
         reused = sum(1 for it in before if it in files)
         report = _report(job, folder, target, sizes, digest_of(tensors), reused=reused, is_unchanged=False)
+        report = replace(report, notes=(*report.notes, *origin_notes(job, tensors)))
         _finish(job, target, report, journal.digest, tensors, files)
         # After the manifest: a crash between the two leaves the journal, and the same call continues.
         journal.complete()

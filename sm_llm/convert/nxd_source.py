@@ -33,6 +33,7 @@ _NAMINGS = {
 }
 _OLD_FILE = "checkpoint.pt"
 _SHOWN = 6
+_KEEP_ONE = "Keep the files of one checkpoint, and move the others to a folder of their own"
 
 
 @dataclass(frozen=True)
@@ -69,17 +70,8 @@ def find_shards(folder: Path) -> NxdSource:
     _check_marker(root)
     if len(found) > 1:
         shown = "; ".join(f"{naming} ({counted(len(ranks), 'file')})" for naming, ranks in found.items())
-        remedy = "Keep the files of one checkpoint, and move the others to a folder of their own"
-        raise ConversionRefused(
-            [
-                Issue(
-                    "shards-naming-ambiguous",
-                    SOURCE,
-                    f"{model} holds shards of several namings: {shown}",
-                    remedy=remedy,
-                )
-            ]
-        )
+        problem = f"{model} holds shards of several namings: {shown}"
+        raise ConversionRefused([Issue("shards-naming-ambiguous", SOURCE, problem, remedy=_KEEP_ONE)])
     (ranks,) = found.values()
     try:
         manifest = read_manifest(root / MANIFEST)
@@ -149,12 +141,15 @@ def open_shards(source: NxdSource, buffers: str) -> Shards:
                 "some ranks are xser and some hold their tensors: two checkpoints are mixed",
             )
         )
-    if issues:
-        raise ConversionRefused(issues)
     stages: dict[str, int] = {}
     for (_, pp), names in views.items():
-        for name in names:
-            stages.setdefault(name, pp)
+        if twice := sorted(name for name in names if stages.setdefault(name, pp) != pp):
+            first, more = stages[twice[0]], f" and {len(twice) - 1} more" if len(twice) > 1 else ""
+            problem = f"{twice[0]}{more} lies in pp ranks {first} and {pp}: files of two checkpoints are mixed"
+            issues.append(Issue("shards-stages-overlap", SOURCE, problem, remedy=_KEEP_ONE))
+            break
+    if issues:
+        raise ConversionRefused(issues)
     return Shards(views, stages, "xser" in kinds)
 
 

@@ -67,11 +67,31 @@ def verify_hf(job: ConversionJob, target: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"checksums": f"{counted(len(recorded), 'tensor')} equal the joined shards"}
     if job.shards is None:
         return found  # no rank computes with the shards of a distributed checkpoint
-    before = (job.recorded or {}).get("tensors")
-    if isinstance(before, dict):
-        same = sum(1 for name, it in recorded.items() if before.get(name) == it)
+    if (changed := _changed(job, recorded)) is not None:
+        same = len(recorded) - len(changed)
         found["source"] = f"{same} of {counted(len(recorded), 'tensor')} as in the model that the shards were made from"
     return {**found, **_logits(job, views, job.shards)}
+
+
+def origin_notes(job: ConversionJob, tensors: Mapping[str, Any]) -> list[str]:
+    """A warning for shards of which some are those of their manifest and some are not; a training changes all."""
+    changed = _changed(job, tensors) if job.to == "hf" else None
+    if not changed or len(changed) == len(tensors):
+        return []
+    shown = f"{', '.join(changed[:_SHOWN])}{' …' if len(changed) > _SHOWN else ''}"
+    return [
+        f"warning: {len(changed)} of {counted(len(tensors), 'tensor')} are not those that the shards were made from "
+        f"({shown}), and the rest are: a training that left some unchanged, shards of another checkpoint among these, "
+        "exchanged ranks, or damage"
+    ]
+
+
+def _changed(job: ConversionJob, tensors: Mapping[str, Any]) -> list[str] | None:
+    """Tensors that differ from what the manifest beside the shards recorded of the source; None without a record."""
+    before = (job.recorded or {}).get("tensors")
+    if not isinstance(before, dict):
+        return None
+    return [name for name, it in tensors.items() if before.get(name) != it]
 
 
 def _logits(job: ConversionJob, views: Mapping[str, View], shards: Shards) -> dict[str, Any]:

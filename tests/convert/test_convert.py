@@ -143,12 +143,27 @@ def test_ranks_of_padding_alone_have_the_number_format_of_their_tensor(
 
 def test_CV13_copies_that_differ_are_refused(model: Callable[..., Path], tmp_path: Path) -> None:
     shards = to_nxd(model(), tmp_path / "shards", 4, xser=False)
+    assert not list(sm_llm.convert(shards, tmp_path / "same", to="hf").notes)
     change(shard(shards, 2), "model.layers.1.self_attn.qkv_proj.weight_qkv")
-    sm_llm.convert(shards, tmp_path / "back", to="hf")  # the bit is of a query, which nobody else holds
+    # The bit is of a query, which nobody else holds: only the record of the source shows it.
+    [note] = sm_llm.convert(shards, tmp_path / "back", to="hf").notes
+    assert note.startswith("warning: 1 of ")
+    assert "(model.layers.1.self_attn.q_proj.weight)" in note
     path = shard(shards, 2)
     change(path, "model.norm.weight")
     with pytest.raises(ConversionError, match=r"model\.norm\.weight of tp rank 0 and .* of tp rank 2 must be copies"):
         sm_llm.convert(shards, tmp_path / "other", to="hf")
+
+
+def test_stages_of_two_checkpoints_in_one_folder_are_refused(model: Callable[..., Path], tmp_path: Path) -> None:
+    """The last stage of a checkpoint of two in the folder of one of one stage: the same layer lies in both."""
+    source = model()
+    one, two = (to_nxd(source, tmp_path / f"pp{pp}", 2, pipeline_parallel_degree=pp) for pp in (1, 2))
+    for path in (two / "model").glob("*pp_rank_01*"):
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, one / "model" / path.name)
+    (one / "conversion.json").unlink()
+    with pytest.raises(ConversionRefused, match=r"lies in pp ranks 0 and 1: files of two checkpoints are mixed"):
+        sm_llm.convert(one, tmp_path / "back", to="hf", config=source / "config.json")
 
 
 def test_CV14_words_of_wrappers_are_left_out_and_collisions_refused() -> None:
