@@ -111,9 +111,12 @@ def test_equal_jobs_give_equal_submissions() -> None:
 
 def test_the_printed_manifests_are_what_is_sent() -> None:
     """kubectl's YAML has more words for numbers and booleans than Python's: every text is quoted."""
-    environment = {"A": "1e3", "B": "yes", "C": "0o17", "D": "a\nb\n", "E": " lead\n", "F": "é\u2028\x07"}
+    environment = {"A": "1e3", "B": "yes", "C": "0o17", "D": "a\nb\n", "E": " lead\n", "F": "é\u2028\x07", "G": "\x85"}
     submission = render({**TINY, "environment": environment})
     assert list(yaml.safe_load_all(submission.document)) == submission.request["manifests"]
+    # Text that YAML breaks into lines at more characters than line feeds.
+    broken = render({**TINY, "environment": {"A": "x\ny\x85z\n", "B": "x\u2029\n"}})
+    assert list(yaml.safe_load_all(broken.document)) == broken.request["manifests"]
     for line in submission.document.splitlines():
         value = re.match(r"\s+value: (.*)", line)
         assert value is None or value[1].startswith(('"', "|")), line

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +23,7 @@ from sm_llm.launcher.backends.slurm.backend import SlurmBackend
 from sm_llm.launcher.backends.slurm.cluster import Cluster
 from sm_llm.launcher.backends.slurm.jobs import shell_command
 from sm_llm.launcher.backends.slurm.nodes import node_of
+from sm_llm.launcher.backends.slurm.paths import ClusterPaths
 from sm_llm.launcher.backends.slurm.setup import doctor
 from sm_llm.launcher.backends.slurm.setup.setup_job import JobEnd
 from sm_llm.launcher.backends.slurm.submit import check_cluster
@@ -32,7 +34,6 @@ from tests.launcher.slurm.test_jobs import Scripted, a_run, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from sm_llm.launcher.backends.slurm.setup.setup_job import SetupJob
     from tests.fixtures.slurm import SlurmCluster, SlurmOverSsh
@@ -261,10 +262,14 @@ def test_nodes_and_a_shell_over_ssh(slurm_over_ssh: SlurmOverSsh, tmp_path: Path
     finally:
         slurm.run("scontrol", "update", "nodename=node4", "state=resume")
     cluster = SlurmBackend().connect(slurm_over_ssh.host)
-    job_id = slurm.run("sbatch", "--parsable", "-N2", f"--chdir={tmp_path}", "--wrap", "sleep 300").strip()
+    # A job is the run's own by its folder.
+    folder = Path(ClusterPaths(str(tmp_path)).attempt("tiny-1", 1))
+    folder.mkdir(parents=True)
+    job_id = slurm.run("sbatch", "--parsable", "-N2", f"--chdir={folder}", "--wrap", "sleep 300").strip()
+    _, record = a_run(tmp_path, job_id)
     try:
         slurm.await_state(lambda: getattr(cluster.job(job_id), "state", "") == "RUNNING")
-        argv = shell_command(f"{slurm_over_ssh.host}/{job_id}", 1, cluster)
+        argv = shell_command(record, record.attempts[0], 1, cluster)
         assert "in-the-job " + job_id + " " + slurm.nodes_of(job_id)[1] in typed(
             argv, "echo in-the-job $SLURM_JOB_ID $(hostname); exit\n"
         )

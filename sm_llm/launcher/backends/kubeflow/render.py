@@ -56,7 +56,8 @@ class _Dumper(yaml.SafeDumper):
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
     # Always quoted: kubectl's YAML takes words for numbers and booleans that Python's does not.
-    lines = value.splitlines()
+    # At line feeds alone: other breaks of Unicode are no characters to print, and YAML would end lines at some.
+    lines = value.removesuffix("\n").split("\n")
     is_block = len(lines) > 1 and value.endswith("\n") and all(it.isprintable() and it == it.rstrip() for it in lines)
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if is_block else '"')
 
