@@ -19,7 +19,7 @@ class ComputeSpec(SpecModel):
     """Nodes and processes. World size = instance_count x processes of a node."""
 
     instance_type: str | None = None
-    """Machine to rent, e.g. ml.p5.48xlarge; null on the local backend, which is what it is."""
+    """Machine to rent, e.g. ml.p5.48xlarge; null on the local backend, which runs on this machine."""
     instance_count: int = Field(default=1, ge=1, le=10_000)
     """Nodes (on the local backend: simulated nodes, each with its own torchrun)."""
     gpu: Annotated[str | None, FREE] = None

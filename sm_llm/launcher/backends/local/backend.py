@@ -369,7 +369,7 @@ def check_platform(here: Here) -> Iterator[Issue]:
     """What only a managed backend has: instances to rent and file systems to mount."""
     job = here.job
     if job.compute.instance_type is not None and here.contract is None:
-        path, problem = "compute.instance_type", "this machine is what it is"
+        path, problem = "compute.instance_type", "has no effect: the local backend runs on this machine, and rents none"
         remedy = "Set it to null, and compute.processes_per_instance to what this machine can run"
         yield Issue("local-instance-type-without-effect", path, problem, job.compute.instance_type, remedy)
     for name, value in job.inputs.items():
