@@ -10,7 +10,7 @@ from sm_llm.errors import PlanError
 from sm_llm.launcher.planning.local_paths import contents, local_folder
 from sm_llm.redaction import redact
 from sm_llm.spec.inputs import FileSystemInput, S3Input, input_location
-from sm_llm.spec.tasks import PrepareTask, ScriptTask, TrainTask, training_of
+from sm_llm.spec.tasks import ConvertTask, PrepareTask, ScriptTask, TrainTask, training_of
 from sm_llm.spec.training import CheckpointStart, PretrainedStart, StreamData, SyntheticData
 from sm_llm.terminal import counted, quoted
 
@@ -51,6 +51,8 @@ def settings(job: JobSpec, rows: int | None = None) -> dict[str, str]:
         found["reads"] = ", ".join(_with_contents(source) for source in task.sources)
         trained = f"trained on the text, {task.train_tokenizer.vocab_size:,} entries"
         found["tokenizer"] = task.tokenizer or trained
+    elif isinstance(task, ConvertTask):
+        found["converts"] = _conversion(task)
     elif isinstance(task, ScriptTask):
         found["program"] = f"{task.entry} of {task.source or 'the image'}{_without_runs(job, task.source)}"
         if words := _arguments(task):
@@ -66,6 +68,20 @@ def settings(job: JobSpec, rows: int | None = None) -> dict[str, str]:
         found["secrets"] = ", ".join(f"{name} from {reference}" for name, reference in job.secrets.items())
     mounts = job.backend.mounts_inputs
     return found | {f"input {name}": _input(value, mounts=mounts) for name, value in job.inputs.items()}
+
+
+def _conversion(task: ConvertTask) -> str:
+    """What is read and written; the degrees of shards that are read are those of their manifest."""
+    source = _with_contents(task.source)
+    if task.to == "hf":
+        return f"{source} -> a Hugging Face folder"
+    tensor, pipeline, virtual = (
+        task.tensor_parallel_degree, task.pipeline_parallel_degree, task.virtual_pipeline_degree,
+    )  # fmt: skip
+    stages = f" ({virtual} parts of the layers each)" if virtual > 1 else ""
+    files = f"tensor {tensor} x pipeline {pipeline}{stages} = {counted(tensor * pipeline, 'shard file')}"
+    beside = ", each tensor in a file beside them" if task.xser else ""
+    return f"{source} -> neuronx-distributed: {files}{beside}; qkv {task.qkv}, layout {task.layout}"
 
 
 def _trackers(task: TrainTask) -> str:

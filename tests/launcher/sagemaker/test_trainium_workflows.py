@@ -59,3 +59,8 @@ def test_the_70b_plan_shows_its_arithmetic() -> None:
         arrangement
         == "tensor 32 x pipeline 8 = 256 shard files of a converted model; 8 key/value heads x 4 copies = 32"
     )
+    converts = found["convert"].settings["converts"]
+    assert converts.endswith(
+        "-> neuronx-distributed: tensor 32 x pipeline 8 = 256 shard files, each tensor in a file beside them; "
+        "qkv fused, layout trn1"
+    )
