@@ -144,7 +144,7 @@ def job_to_hf(folder: Path, target: Path, given: Given) -> ConversionJob:
         shards.is_xser,
         shards=shards,
         recorded=found.manifest,
-        notes=(*_notes(plan.degrees), *_assumed(found, plan.degrees, given), *_format_notes(config, dtypes)),
+        notes=(*_notes(plan.degrees), *assumed_layout(found, plan.degrees, given), *_format_notes(config, dtypes)),
     )
 
 
@@ -183,7 +183,8 @@ def _notes(degrees: NxdDegrees) -> list[str]:
     return []
 
 
-def _assumed(found: NxdSource, degrees: NxdDegrees, given: Given) -> list[str]:
+def assumed_layout(found: NxdSource, degrees: NxdDegrees, given: Given) -> list[str]:
+    """A note where nothing states the order of heads of shards in which it matters."""
     if found.manifest is not None or given.layout is not None or degrees.kv_multiplier == 1:
         return []
     return [

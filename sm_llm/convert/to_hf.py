@@ -78,12 +78,16 @@ class Joined:
 
     def chunks(self, name: str) -> Iterator[memoryview]:
         """The bytes of a source tensor, a piece at a time. Raises ``ConversionError`` if copies of it differ."""
-        primary, copies = primary_and_copies(self._parts[name])
         # Before the first piece: of copies that differ nothing may be written.
-        for first, other in copies:
+        self.check_copies(name)
+        primary, _ = primary_and_copies(self._parts[name])
+        return chunks([self._cut(it) for it in primary], primary[0].tensor.axis)
+
+    def check_copies(self, name: str) -> None:
+        """Raise ``ConversionError`` if ranks that hold the same part of a source tensor hold other values."""
+        for first, other in primary_and_copies(self._parts[name])[1]:
             if not same(self._cut(first).array(), self._cut(other).array()):
                 raise ConversionError([self._unequal(name, first, other)])
-        return chunks([self._cut(it) for it in primary], primary[0].tensor.axis)
 
     def read(self, name: str, offsets: Sequence[int], sizes: Sequence[int]) -> Raw:
         """``[offsets, offsets + sizes)`` of a source tensor, in elements as they are in the files (``dtype``)."""

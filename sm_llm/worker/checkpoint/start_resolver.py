@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as read_distribu
 
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.models.families.table import family
+from sm_llm.models.safetensors_folder import SHARDS
 from sm_llm.models.weights_check import check_weights, holds_shards, unread_warning
 from sm_llm.runs.events.events import StartChosen
 from sm_llm.runs.events.failures import CheckpointRestored, StateVerified
@@ -234,8 +235,10 @@ class StartResolver:
         digest, process = None, self._context.process
         if process.is_node_leader:
             # What decides the model: weights and their index, config, tokenizer.
-            files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")])
-            digest = crc64_bytes(json.dumps([(file.name, crc64_file(file)) for file in files]).encode())
+            weights = (folder / SHARDS).rglob("*") if holds_shards(folder) else folder.glob("*.safetensors")
+            files = sorted(it for it in [*weights, *folder.glob("*.json")] if it.is_file())
+            sums = [(file.relative_to(folder).as_posix(), crc64_file(file)) for file in files]
+            digest = crc64_bytes(json.dumps(sums).encode())
         found = {digest for digest in self._control.gather(digest) if digest is not None}
         if len(found) > 1:
             raise CheckpointError(f"task.start.pretrained: the nodes have different files in {folder}")
@@ -268,7 +271,11 @@ def first_weights(context: WorkerContext, start: Start, config: Mapping[str, Any
         return InitialWeights(family(config).tensors(config), seed, context.process.local_world_size)
     assert start.uri is not None
     if holds_shards(Path(start.uri)):
-        return ShardedWeights(Path(start.uri), family(config).tensors(config))
+        tensors = family(config).tensors(config)
+        shards = ShardedWeights(Path(start.uri), tensors, compares_copies=context.process.is_node_leader)
+        for note in shards.notes if context.process.is_leader else ():
+            context.notice(note, "warning")
+        return shards
     weights = PretrainedWeights(Path(start.uri), check_weights(Path(start.uri), config))
     if weights.unread:
         context.notice(str(unread_warning(weights.unread)))

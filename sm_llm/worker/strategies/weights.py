@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from sm_llm.convert.conversion_jobs import open_model
+from sm_llm.convert.conversion_jobs import Given, assumed_layout, open_model
 from sm_llm.convert.files.views import FORMATS
 from sm_llm.errors import CheckpointError, ConversionError
 from sm_llm.models.init_weights import initial_slice
@@ -97,11 +97,16 @@ class ShardedWeights:
     Raises ``CheckpointError`` with everything that is wrong with shards that are damaged or not those of the model.
     """
 
-    def __init__(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, folder: Path, tensors: Mapping[str, Tensor], *, compares_copies: bool = True) -> None:
+        """``compares_copies``: what several ranks hold must be equal; once per node, since all of it is read."""
         try:
             model = open_model(folder)
+            for name in model.joined.copied() if compares_copies else ():
+                model.joined.check_copies(name)
         except ConversionError as error:
             raise CheckpointError(f"{START}: {error}") from error
+        self.notes = assumed_layout(model.found, model.plan.degrees, Given())
+        """What is taken for granted of the shards, for people."""
         self._joined, found = model.joined, model.plan.shapes
         wrong = [name for name in tensors.keys() | found.keys() if _shape(tensors.get(name)) != found.get(name)]
         if wrong:
