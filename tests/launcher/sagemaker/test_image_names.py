@@ -31,7 +31,7 @@ def test_C12_the_names_of_our_own_table_are_read(row: Any) -> None:
     assert image is not None
     assert image.has_torch
     assert image.version == tuple(int(it) for it in row.torch.split(".")[:2])
-    assert image.hardware == {"gpu": "gpu", "smp": "gpu", "neuron": "neuron", "cpu": "cpu"}[row.line]
+    assert image.hardware == {"gpu": "gpu", "smp": "gpu", "neuron": "neuron", "cpu": "cpu"}[row.stack]
     assert image.python in (None, tuple(int(it) for it in row.python.split(".")))
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Faults = Callable[..., list[Issue]]
 
-GPU = next(it for it in images.IMAGES if it.line == "gpu")
+GPU = next(it for it in images.IMAGES if it.stack == "gpu")
 
 
 def test_C12_continued_lines_are_joined_as_pip_does() -> None:

@@ -47,4 +47,4 @@ def test_the_default_of_every_image_stack_is_one_that_we_train_with() -> None:
     for line, oldest in MINIMUM_TORCH.items():
         if line != "cpu":  # its default is for tasks that train nothing
             assert tuple(map(int, rows(line)[0].torch.split("."))) >= oldest  # type: ignore[arg-type]
-    assert len({(row.line, row.version) for row in IMAGES}) == len(IMAGES)
+    assert len({(row.stack, row.version) for row in IMAGES}) == len(IMAGES)
