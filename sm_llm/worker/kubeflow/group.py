@@ -70,7 +70,7 @@ class _Line:
                 self._rest += new
             line, _, self._rest = self._rest.partition(b"\n")
             return json.loads(line)
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):  # the last for text that is nested too deep
             return None
 
 

@@ -105,6 +105,26 @@ def test_pods_of_other_jobs_are_turned_away() -> None:
         it.close(0)
 
 
+def test_what_is_not_of_the_job_ends_no_pod() -> None:
+    """Anybody in the cluster's network may connect; JSON that is nested too deep is no ValueError."""
+    [port] = free_ports(1)
+    first, second = groups = [group(pod, 2, port) for pod in range(2)]
+    over = threading.Event()
+    thread = begin(first, over)
+    for text in (b"[" * 4000 + b"\n", b"\xff\n", b"null\n", b"{}\n"):
+        with socket.socket() as stranger:
+            await_(lambda stranger=stranger: stranger.connect_ex(("127.0.0.1", port)) == 0)  # type: ignore[misc]
+            stranger.sendall(text)
+            stranger.recv(1)
+    assert thread.is_alive()
+    second_start = begin(second, over)
+    thread.join(60)
+    second_start.join(60)
+    assert not thread.is_alive()
+    for it in reversed(groups):
+        it.close(0)
+
+
 def begin(found: Group, over: threading.Event) -> threading.Thread:
     thread = threading.Thread(target=found.start, args=(over.is_set,), daemon=True)
     thread.start()
