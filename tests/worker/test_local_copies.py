@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from sm_llm.worker.transfer.local_copies import LocalCopies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from sm_llm.storage.publication.publish import CommitManifest
 
@@ -113,3 +113,22 @@ def test_the_copy_goes_where_the_next_saves_need_its_space(tmp_path: Path, monke
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         copies.make_room()
         assert kept.exists() == stays
+
+
+def test_a_copy_that_goes_while_it_is_measured_takes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that publishes removes the copy before the newest; the save beside it failed, and the training."""
+    copies = LocalCopies(tmp_path)
+    kept = copies.folder / "save"
+    kept.mkdir(parents=True)
+    (kept / "x").write_bytes(b"x")
+    listed = Path.rglob
+
+    def gone(self: Path, pattern: str) -> list[Path]:
+        found = list(listed(self, pattern))
+        shutil.rmtree(self)
+        monkeypatch.setattr(Path, "is_file", lambda _: True)
+        return found
+
+    monkeypatch.setattr(Path, "rglob", gone)
+    copies.make_room()
+    assert not kept.exists()
