@@ -41,7 +41,7 @@ def wanted(path: Path) -> set[str]:
 
 
 def test_the_kinds_are_those_of_the_command() -> None:
-    assert sorted(image_build.STACKS) == KINDS
+    assert sorted(image_build.STACK_OF_KIND) == KINDS
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,7 +70,7 @@ def test_a_dockerfile_is_sound(kind: str) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "byo"])
 def test_the_base_is_the_tables_and_its_entrypoint_stays(kind: str) -> None:
     found = instructions(kind)
-    line = image_build.STACKS[kind]
+    line = image_build.STACK_OF_KIND[kind]
     assert found[0][1] == f"BASE={uri(rows(line)[0], 'us-east-1')}"  # type: ignore[arg-type]
     assert not [text for name, text in found if name == "ENTRYPOINT"]
 
@@ -112,7 +112,7 @@ def test_a_pip_step_can_be_done_beside_what_the_base_holds(kind: str, tmp_path: 
     files, _ = pip_step(kind)
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed"]
     command += ["--report", str(tmp_path / "report.json"), *BROUGHT.get(kind, ())]
-    python = rows(image_build.STACKS[kind])[0].python
+    python = rows(image_build.STACK_OF_KIND[kind])[0].python
     command += ["--only-binary=:all:", "--python-version", python, "--target", str(tmp_path / "none")]
     command += ["--platform=manylinux_2_28_x86_64", "--platform=manylinux2014_x86_64"]
     subprocess.run([*command, *(f"--requirement={path}" for path in files)], check=True)

@@ -159,13 +159,10 @@ def plan_from_here(source: Source, overrides: Sequence[Override]) -> tuple[list[
     """For the command line: ``plan`` with what can be asked in S3, the specification, and the run that ``fit`` would
     continue, if any. Raises ``SpecError`` and ``PlanError``."""
     from sm_llm.launcher.continuation import compare_starts
-    from sm_llm.launcher.planner import check_from_here, compare_local_starts, load_whole, plan_loaded
-    from sm_llm.launcher.planning.input_locations import assert_starts_exist
+    from sm_llm.launcher.planner import check_from_here, load_whole, plan_with_starts
 
     loaded = load_whole(source, overrides)
-    plans = plan_loaded(loaded)
-    assert_starts_exist(plans)
-    compare_local_starts(plans)
+    plans = plan_with_starts(loaded)
     is_known = check_from_here(plans)
     compare_starts(plans, remote=True)
     plans, run = with_earlier_run(plans, loaded, in_s3=is_known)

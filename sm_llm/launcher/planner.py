@@ -37,9 +37,14 @@ def plan(source: Source, *overrides: Override, **fields: Any) -> list[Plan]:
         SpecError: the specification is wrong; all issues at once.
         PlanError: it is well-formed, but model, data and machine do not fit; all issues at once.
     """
+    return plan_with_starts(load_whole(source, overrides, fields))
+
+
+def plan_with_starts(loaded: Loaded) -> list[Plan]:
+    """``plan`` for a specification that was loaded already: its Plans, and what their tasks start from is there."""
     from sm_llm.launcher.planning.input_locations import assert_starts_exist
 
-    plans = plan_loaded(load_whole(source, overrides, fields))
+    plans = plan_loaded(loaded)
     assert_starts_exist(plans)
     compare_local_starts(plans)
     return plans
@@ -106,7 +111,7 @@ def _beyond(error: InvalidSpec) -> list[Issue]:
 
 
 def plan_loaded(loaded: Loaded) -> list[Plan]:
-    """``plan`` for a specification that was loaded already; its issues name where each value was written."""
+    """Plans of a loaded specification, starts not checked; issues name where each value was written."""
     try:
         if isinstance(loaded.spec, WorkflowSpec):
             return plan_workflow(loaded.spec, loaded.origins)

@@ -168,47 +168,43 @@ def test_finish_refuses_a_run_with_steps_left(fakes: Fakes) -> None:
 # --- rerun and branch
 
 
-def rows(folder: Path) -> dict[str, Any]:
-    """A prepare job whose input is relative to the folder it is launched from."""
-    (folder / "texts").mkdir(parents=True)
-    (folder / "texts" / "a.txt").write_text("words " * 50)
+@pytest.fixture
+def relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A prepare job whose input is relative to the folder it is launched from, the working folder; ``there`` exists."""
+    texts = tmp_path / "here" / "texts"
+    texts.mkdir(parents=True)
+    (texts / "a.txt").write_text("words " * 50)
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     return {"task": {"kind": "prepare", "sources": ["texts"], "seq_length": 16}}
 
 
 def test_a_launch_from_another_folder_continues_a_run_whose_inputs_are_relative(
-    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fakes: Fakes, relative: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    there.mkdir()
-    changes = rows(here)
-    monkeypatch.chdir(here)
     fakes.use("raise OSError('no space left')")
-    run = fakes.launch(**changes)
+    run = fakes.launch(**relative)
     with pytest.raises(RunFailed, match="no space left"):
         run.wait()
-    monkeypatch.chdir(there)
+    monkeypatch.chdir(tmp_path / "there")
     fakes.use("put(None)")
-    again = fakes.launch(**changes)
+    again = fakes.launch(**relative)
     assert (again.uri, again.continued_attempt) == (run.uri, 2)
     assert again.wait() is RunState.COMPLETED
     # A run that none continues is planned here, where the folder is not.
     with pytest.raises(PlanError, match=r"task\.sources\.0.*is not there"):
-        fakes.launch(**changes, new=True)
+        fakes.launch(**relative, new=True)
     with pytest.raises(PlanError, match=r"task\.sources\.0.*is not there"):
-        fakes.launch(**changes, name="another")
+        fakes.launch(**relative, name="another")
 
 
 def test_a_rerun_from_the_record_has_the_same_digest_and_reads_the_same_folders(
-    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fakes: Fakes, relative: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    there.mkdir()
-    changes = rows(here)
-    monkeypatch.chdir(here)
     fakes.use("put(None)")
-    run = fakes.launch(**changes)
+    run = fakes.launch(**relative)
     run.wait()
-    monkeypatch.chdir(there)
+    monkeypatch.chdir(tmp_path / "there")
     again = attach(run.uri).rerun()
     assert again.wait() is RunState.COMPLETED
     assert again.uri != run.uri
@@ -216,15 +212,17 @@ def test_a_rerun_from_the_record_has_the_same_digest_and_reads_the_same_folders(
     assert again.record.spec_digest == run.record.spec_digest
     assert again.record.spec == run.record.spec
     assert again.record.made_from == run.id
-    assert job_of(again).spec.task.sources == [str(here / "texts")]  # type: ignore[union-attr]
+    assert job_of(again).spec.task.sources == [str(tmp_path / "here" / "texts")]  # type: ignore[union-attr]
     assert again.attempts[0].inputs == run.attempts[0].inputs
     fakes.use(SLEEP)
     third = again.rerun("task.seed=1")
-    assert os.readlink(f"/proc/{third.attempts[0].native_id}/cwd") == str(there), "a recorded folder is data"
+    assert os.readlink(f"/proc/{third.attempts[0].native_id}/cwd") == str(tmp_path / "there"), (
+        "a recorded folder is data"
+    )
     third.stop(now=True, wait=True)
     assert third.record.spec_digest != run.record.spec_digest
     assert third.record.origins["task.seed"] == "override"
-    assert job_of(third).spec.task.sources == [str(here / "texts")]  # type: ignore[union-attr]
+    assert job_of(third).spec.task.sources == [str(tmp_path / "here" / "texts")]  # type: ignore[union-attr]
 
 
 def test_a_rerun_states_what_is_not_as_it_was(fakes: Fakes) -> None:

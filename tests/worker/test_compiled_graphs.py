@@ -88,7 +88,7 @@ def test_graphs_are_read_as_they_were_kept(context: WorkerContext, read: list[by
     assert read == [b"graphs"], "others have other keys"
 
 
-@pytest.mark.parametrize("change", ["content", "size", "note", "missing", "owner", "mode"])
+@pytest.mark.parametrize("change", ["content", "size", "note", "digest", "nested", "missing", "owner", "mode"])
 def test_other_graphs_than_those_that_were_kept_are_not_unpickled(
     change: str,
     context: WorkerContext,
@@ -103,6 +103,10 @@ def test_other_graphs_than_those_that_were_kept_are_not_unpickled(
         monkeypatch.setattr(compiled_graphs, "MOST_BYTES", 5)
     elif change == "note":
         (data.parent / "rank-0.json").write_text(json.dumps(["a", "b"]))
+    elif change == "digest":
+        (data.parent / "rank-0.json").write_text(json.dumps({"sha256": "/../../other", "bytes": 6}))
+    elif change == "nested":
+        (data.parent / "rank-0.json").write_text("[" * 100_000)
     elif change == "missing":
         data.unlink()
     elif change == "mode":
@@ -153,6 +157,16 @@ def test_s04_pickles_that_somebody_else_may_have_written_are_not_taken_unasked(
     context: Any = SimpleNamespace(scratch=tmp_path, store=store, process=ProcessInfo())
     found = open_graphs(context, task, {}, CpuDevice(), {})
     assert ((found is not None), opened == ["read"]) == (is_carried, is_carried)
+
+
+def test_a_torch_that_cannot_keep_graphs_is_named_where_they_were_asked_for(
+    context: WorkerContext, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(torch.compiler, "load_cache_artifacts")
+    for asked in ("auto", "storage"):
+        task = TrainTask.model_validate(train_task(precision={"compile": True, "compiled_graphs": asked}))
+        assert open_graphs(context, task, {}, CpuDevice(), {}) is None
+    assert capsys.readouterr().out.count("precision.compiled_graphs: storage has no effect") == 1
 
 
 def test_each_setting_that_graphs_follow_from_has_graphs_of_its_own() -> None:

@@ -18,7 +18,7 @@ from sm_llm.terminal import quoted
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-STACKS = {"fsdp": "gpu", "smp": "smp", "neuron": "neuron", "byo": None}
+STACK_OF_KIND = {"fsdp": "gpu", "smp": "smp", "neuron": "neuron", "byo": None}
 """Folder of ``docker/`` -> image stack of its base."""
 _REGISTRY = re.compile(
     r"(?P<account>\d{12})\.dkr\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.(?P<suffix>[a-z0-9.-]+?)(?=/|$)"
@@ -36,11 +36,11 @@ class Built:
 
 def base_of(kind: str, region: str) -> str | None:
     """The base image of a kind in a region; None for ``byo``, which takes any. Raises ``PlanError``."""
-    if kind not in STACKS:
+    if kind not in STACK_OF_KIND:
         raise PlanError(
-            [Issue("image-kind-unknown", "kind", "there is no such image", kind, f"Kinds: {', '.join(STACKS)}")]
+            [Issue("image-kind-unknown", "kind", "there is no such image", kind, f"Kinds: {', '.join(STACK_OF_KIND)}")]
         )
-    stack = STACKS[kind]
+    stack = STACK_OF_KIND[kind]
     address = None if stack is None else uri(rows(stack)[0], region)  # type: ignore[arg-type]
     if isinstance(address, Issue):
         raise PlanError([address])

@@ -7,15 +7,15 @@ import sys
 import tempfile
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from sm_llm.errors import Issue, PlanError, SubmitError
-from sm_llm.launcher.images.images import rows
+from sm_llm.launcher.images.images import ImageStack, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-STACKS = ("gpu", "smp", "neuron", "cpu")
+STACKS: tuple[ImageStack, ...] = get_args(ImageStack)
 # What the images' C libraries run; those of the SMP image and of Amazon Linux 2023 have glibc 2.31 and newer.
 _PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_28_x86_64")
 

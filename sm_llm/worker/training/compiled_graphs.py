@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 import threading
 from pathlib import Path
@@ -50,7 +51,12 @@ def open_graphs(
     """
     environ.setdefault(FOLDER_ENVIRONMENT, str(context.scratch / "compiled"))
     kept = task.precision.compiled_graphs
-    if not hasattr(torch.compiler, "load_cache_artifacts"):  # torch before 2.7
+    if not hasattr(torch.compiler, "load_cache_artifacts"):
+        if kept == "storage":
+            context.notice(
+                f"precision.compiled_graphs: storage has no effect before torch 2.7: this is {torch.__version__}",
+                "warning",
+            )
         return None
     # A pickle of a folder is as good as its owner, which is checked. Of S3 nobody knows who has written it.
     if kept == "scratch" or (kept == "auto" and is_s3(context.store.uri)):
@@ -109,7 +115,10 @@ class CompiledGraphs:
         noted = json.loads(note)
         if not isinstance(noted, dict) or noted.keys() != _FIELDS:
             raise ValueError(f"{self._note_key} is not a note of graphs")
-        key = _data_key(self._note_key, str(noted["sha256"]))
+        digest = str(noted["sha256"])
+        if not re.fullmatch("[0-9a-f]{64}", digest):
+            raise ValueError(f"{self._note_key} holds no SHA-256")  # it becomes part of a key
+        key = _data_key(self._note_key, digest)
         if not is_s3(store.uri):
             _assert_own(Path(store.uri) / key)
         found = store.head(key)
@@ -118,7 +127,7 @@ class CompiledGraphs:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         store.get_file(key, self._file)
         body = self._file.read_bytes()
-        if hashlib.sha256(body).hexdigest() != noted["sha256"]:
+        if hashlib.sha256(body).hexdigest() != digest:
             raise ValueError(f"{key} has another hash than was noted")
         return body
 
