@@ -1,15 +1,17 @@
 """Training speed, memory and start-up of several models on GPUs: ours, a bare loop, and ours of another checkout.
 
 ``python benchmarks/gpu_train.py [SETTING …] [--against CHECKOUT] [--rounds 3] [--blocks 4] [--json FILE]``
+``python benchmarks/gpu_train.py --suite 8b --seconds 560 --quick-weights --json FILE``
 
-A setting is a model with its lengths and switches (``--list`` shows them). Subjects take turns, each time in fresh
-processes under torchrun: the worker's own loop with its loader; what one would write without it (transformers' model
-and loss, FSDP2, every layer compiled, torch's fused AdamW), with the same checkpointing; and with ``--against`` the
-worker of another checkout. The table has medians over rounds: tokens/s per GPU (of the median step), MFU by the
-family's formula, the smallest and largest step, GiB allocated and reserved at the peak and by the card, seconds from
-the command to the end of the first step (of a first turn, which compiles, and of later ones, which find its graphs),
-and the losses of the first and the last step. Behind sizes of memory is what the plan's estimate says. On a machine
-without GPUs ``tiny`` tries it out.
+A setting is a model with its lengths and switches, a suite a list of turns (``--list`` shows both; gpu_settings.py).
+Subjects take turns, each time in fresh processes under torchrun: the worker's own loop with its loader; what one would
+write without it (transformers' model and loss, FSDP2, every layer compiled, torch's fused AdamW), with the same
+checkpointing; with ``--against`` the worker of another checkout; and torchtitan. The table has medians over rounds:
+tokens/s per GPU (of the median step), MFU by the family's formula, the smallest and largest step, GiB allocated and
+reserved at the peak and by the card, seconds from the command to the end of the first step (of a first turn, which
+compiles, and of later ones, which find its graphs), and the losses of the first and the last step. Behind sizes of
+memory is what the plan's estimate says. What each turn has found is printed at once and written to ``--json``, which
+gpu_report.py reads; a call ends within ``--seconds``. On a machine without GPUs ``--suite tiny`` tries it out.
 """
 
 from __future__ import annotations
@@ -25,11 +27,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpu_report import row, tables
+from gpu_settings import BARE, BEFORE, NOTHING, OURS, RATE, SETTINGS, SUITES, TORCHTITAN
+
 from sm_llm.contract.memory_estimate import memory_estimate
+from sm_llm.runs.events.events import read_events
 from sm_llm.spec.machines.hardware import Card
 from sm_llm.spec.tasks import settings
 
@@ -37,95 +43,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
+    from gpu_report import Turns
+    from gpu_settings import Setting
 
 WARM_UP = 6
 """Steps that compile and warm up."""
 BLOCK = 5
-RATE = 1e-4
 _BEGAN = "GPU_TRAIN_BEGAN"
-TORCHTITAN = "torchtitan"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One row of the table."""
-
-    preset: str
-    seq_length: int
-    batch: int
-    """Sequences of a step on each GPU."""
-    gpus: int = 1
-    config: dict[str, Any] = field(default_factory=dict)
-    compile: bool | str = True
-    parallelism: dict[str, Any] = field(default_factory=dict)
-    compute: str = "bf16"
-    micro_batch_size: int | str | None = None
-    """None: all of ``batch`` at once."""
-    reduce: str = "fp32"
-
-    def task(self) -> dict[str, Any]:
-        return {
-            "kind": "train",
-            "model": {"preset": self.preset, "config": self.config},
-            "data": {"format": "synthetic", "seq_length": self.seq_length, "rows": 4096},
-            "micro_batch_size": self.micro_batch_size or self.batch,
-            "global_batch_size": self.gpus * self.batch,
-            "max_steps": 1_000_000,
-            "optim": {"learning_rate": RATE, "schedule": "constant"},
-            "precision": {"compute": self.compute, "compile": self.compile, "reduce": self.reduce},
-            "parallelism": {**NOTHING, **self.parallelism},
-            "checkpoint": {"every_steps": 1_000_000, "keep_last": 1},
-            "logging": {"every_steps": 1_000_000},
-        }
-
-
-NOTHING = {"activation_checkpointing": "none", "reshard_after_forward": True}
-AUTO = dict.fromkeys(NOTHING, "auto")
-UNTIED = {"tie_word_embeddings": False}
-KEPT = {"reshard_after_forward": False}
-BUDGET = {"activation_checkpointing": "budget"}
-FULL = {"activation_checkpointing": "full"}
-SELECTIVE = {"activation_checkpointing": "selective"}
-SETTINGS = {
-    "tiny": Setting("tiny", 128, 2, compile=False, compute="fp32"),
-    "1b": Setting("llama-3.2-1b", 4096, 4, config=UNTIED),
-    "1b-tied": Setting("llama-3.2-1b", 4096, 4),
-    "1b-fp8": Setting("llama-3.2-1b", 4096, 4, config=UNTIED, compute="fp8"),
-    "1b-budget": Setting("llama-3.2-1b", 4096, 4, config=UNTIED, parallelism=BUDGET),
-    "1b-full": Setting("llama-3.2-1b", 4096, 4, config=UNTIED, parallelism=FULL),
-    "1b-1": Setting("llama-3.2-1b", 4096, 1, config=UNTIED),
-    "1b-16": Setting("llama-3.2-1b", 4096, 16, config=UNTIED),
-    "1b-8": Setting("llama-3.2-1b", 4096, 8, config=UNTIED),
-    "1b-8-budget": Setting("llama-3.2-1b", 4096, 8, config=UNTIED, parallelism=BUDGET),
-    "1b-16-budget-fp8": Setting("llama-3.2-1b", 4096, 16, config=UNTIED, parallelism=BUDGET, compute="fp8"),
-    "1b-32k": Setting("llama-3.2-1b", 32768, 1, config=UNTIED),
-    "3b": Setting("llama-3.2-3b", 8192, 1),
-    "qwen3-0.6b": Setting("qwen3-0.6b", 8192, 4),
-    "mistral-8-layers": Setting("mistral-7b", 8192, 2, config={"num_hidden_layers": 8}),
-    "mixtral-2-layers": Setting("mixtral-8x7b", 4096, 2, config={"num_hidden_layers": 2}),
-    "1b-eager": Setting("llama-3.2-1b", 4096, 4, config=UNTIED, compile=False),
-    "1b-selective": Setting("llama-3.2-1b", 4096, 4, config=UNTIED, parallelism=SELECTIVE),
-    "1b-auto": Setting("llama-3.2-1b", 4096, 4, 1, UNTIED, "auto", AUTO, micro_batch_size="auto"),
-    "1b-auto-16": Setting("llama-3.2-1b", 4096, 16, 1, UNTIED, "auto", AUTO, micro_batch_size="auto"),
-    "qwen3-8b-8-layers": Setting("qwen3-8b", 8192, 2, config={"num_hidden_layers": 8}),
-    "8b-auto": Setting("llama-3.1-8b", 8192, 1, 2, {}, "auto", AUTO, micro_batch_size="auto"),
-    "8b-auto-2": Setting("llama-3.1-8b", 8192, 2, 2, {}, "auto", AUTO, micro_batch_size="auto"),
-    "8b-auto-fp8-2": Setting("llama-3.1-8b", 8192, 2, 2, {}, "auto", AUTO, "fp8", "auto"),
-    "8b-auto-32k": Setting("llama-3.1-8b", 32768, 1, 4, {}, "auto", AUTO, micro_batch_size="auto"),
-    "8b-2": Setting("llama-3.1-8b", 8192, 2, 2),
-    "8b-kept-2-budget": Setting("llama-3.1-8b", 8192, 2, 2, parallelism={**KEPT, **BUDGET}),
-    "8b-kept-fp8": Setting("llama-3.1-8b", 8192, 1, 2, parallelism=KEPT, compute="fp8"),
-    "8b-kept-fp8-2": Setting("llama-3.1-8b", 8192, 2, 2, parallelism=KEPT, compute="fp8"),
-    "8b-fp8-2": Setting("llama-3.1-8b", 8192, 2, 2, compute="fp8"),
-    "8b-kept-reduce-bf16": Setting("llama-3.1-8b", 8192, 1, 2, parallelism=KEPT, reduce="bf16"),
-    "8b-full-4": Setting("llama-3.1-8b", 8192, 4, 2, parallelism=FULL),
-    "8b-accumulated": Setting("llama-3.1-8b", 8192, 2, 2, micro_batch_size=1),
-    "8b-budget": Setting("llama-3.1-8b", 8192, 1, 2, parallelism=BUDGET),
-    "8b": Setting("llama-3.1-8b", 8192, 1, 2),
-    "8b-kept": Setting("llama-3.1-8b", 8192, 1, 2, parallelism=KEPT),
-    "8b-selective": Setting("llama-3.1-8b", 8192, 1, 2, parallelism=SELECTIVE),
-    "8b-selective-2": Setting("llama-3.1-8b", 8192, 2, 2, parallelism=SELECTIVE),
-}
 
 
 class Ours:
@@ -154,13 +78,41 @@ class Ours:
         found = memory_estimate(setup.config, setup.task, setup.derived, nodes, card)
         return {"allocated": found.total / 2**30, "by_card": found.by_card / 2**30}
 
+    def started(self) -> dict[str, Any]:
+        """After the first step: its phases, what was compiled and what computes attention; of rank 0."""
+        found = {it["kind"]: it for it in read_events(self._loop.training.context.run.events)}
+        return {
+            "phases": found.get("start_measured", {}).get("phases"),
+            "layers_compiled": found.get("layers_compiled"),
+            "attention": found.get("attention_chosen", {}).get("attention"),
+        }
+
+    def overhead(self, blocks: int) -> list[float]:
+        """The share that the loop takes more than its engine alone (passes and update of one batch), in pairs."""
+        from sm_llm.worker.training.batch_transfer import global_targets, loss_share
+
+        training, shares = self._loop.training, []
+        batches, layout = training.next_batches(), training.strategy.layout
+        targets = global_targets(batches, padded=False, layout=layout, device=training.strategy.device)
+
+        def engine() -> None:
+            training.strategy.forward_backward(batches, loss_share(layout, targets))
+            training.strategy.update(RATE, 1.0, targets)
+
+        for number in range(blocks):
+            times = {}
+            for step in (self.step, engine) if number % 2 else (engine, self.step):
+                times[step] = statistics.median(step_seconds(step, 1, self.device))
+            shares.append(times[self.step] / times[engine] - 1)
+        return shares
+
     def saves(self, count: int) -> list[dict[str, float]]:
         """Asynchronous saves, a step after each: how long the loop waited, and until each was published."""
         found = []
         for _ in range(count):
             self.step()
             blocked, began = self._loop.save_began(), time.perf_counter()
-            seconds = step_seconds(self, 1, self.device)
+            seconds = step_seconds(self.step, 1, self.device)
             self._loop.training.checkpointer.finish()
             found.append({"blocked": blocked, "published": time.perf_counter() - began, "step": max(seconds)})
         return found
@@ -241,17 +193,20 @@ def measure(subject: str, setting: Setting, options: argparse.Namespace) -> dict
     if options.quick_weights:
         repeat_weights()
     blocks = options.blocks
-    kind: Callable[..., Any] = Bare if subject == "bare" else Ours
+    kind: Callable[..., Any] = Bare if subject == BARE else Ours
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
         loop = kind(setting, Path(folder))
         loop.step()
         loss = loop.last_loss()
         started = time.time() - float(os.environ[_BEGAN])
+        begun = loop.started() if isinstance(loop, Ours) else {}
         for _ in range(WARM_UP - 1):
             loop.step()
-        seconds = step_seconds(loop, blocks, loop.device)
+        seconds = step_seconds(loop.step, blocks, loop.device)
         last = loop.last_loss()
-        about = {**loop.about, **memory(loop.device)}
+        about = {**loop.about, **begun, **memory(loop.device)}
+        if options.overhead and isinstance(loop, Ours):
+            about["overhead"] = loop.overhead(options.overhead)
         if options.saves and isinstance(loop, Ours):
             about["saves"] = loop.saves(options.saves)
     taken, peak = statistics.median(seconds), loop.costs.peak_flops
@@ -284,7 +239,7 @@ def repeat_weights() -> None:
     InitialWeights.read = read  # type: ignore[method-assign]
 
 
-def step_seconds(loop: Any, blocks: int, device: torch.device) -> list[float]:
+def step_seconds(step: Callable[[], object], blocks: int, device: torch.device) -> list[float]:
     """Of every step, by the device's clock where there is one."""
     import torch
 
@@ -292,13 +247,13 @@ def step_seconds(loop: Any, blocks: int, device: torch.device) -> list[float]:
         found = []
         for _ in range(blocks * BLOCK):
             began = time.perf_counter()
-            loop.step()
+            step()
             found.append(time.perf_counter() - began)
         return found
     events = [torch.cuda.Event(enable_timing=True) for _ in range(blocks * BLOCK + 1)]
     events[0].record()
     for event in events[1:]:
-        loop.step()
+        step()
         event.record()
     torch.cuda.synchronize()
     return [first.elapsed_time(second) / 1e3 for first, second in itertools.pairwise(events)]
@@ -319,13 +274,14 @@ def memory(device: torch.device) -> dict[str, Any]:
     }
 
 
-def run(subject: str, name: str, options: argparse.Namespace, cache: Path) -> dict[str, Any] | None:
+def run(subject: str, name: str, options: argparse.Namespace, cache: Path, seconds: float) -> dict[str, Any] | None:
     """One turn of a subject in processes of its own; None, with its output on stderr, where it failed.
 
-    Compiled graphs are kept below ``cache``, for each subject and setting apart.
+    It is ended after so many ``seconds``, if they are finite. Compiled graphs are kept below ``cache``, for each
+    subject and setting apart.
     """
     here = Path(__file__).resolve().parents[1]
-    tree = options.against if subject == "before" else here
+    tree = options.against if subject == BEFORE else here
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -334,13 +290,21 @@ def run(subject: str, name: str, options: argparse.Namespace, cache: Path) -> di
             command += [str(Path(__file__).with_name("titan.py")), json.dumps(asdict(SETTINGS[name])), str(result)]
         else:
             command += [__file__, name, f"--blocks={options.blocks}", f"--child={subject}", f"--json={result}"]
-            command += [f"--saves={options.saves}", *(["--quick-weights"] if options.quick_weights else [])]
+            command += [f"--saves={options.saves}", f"--overhead={options.overhead}"]
+            command += [*(["--quick-weights"] if options.quick_weights else [])]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), os.environ.get("PYTHONPATH", "")])}
         environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(cache / f"{name}-{subject}")}
-        environ[_BEGAN] = str(time.time())
-        done = subprocess.run(command, env=environ, capture_output=True, text=True)
-        if done.returncode:
-            print(f"{name} {subject} failed\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}", file=sys.stderr, flush=True)
+        environ |= {"TITAN_STEPS": str(WARM_UP + options.blocks * BLOCK), _BEGAN: str(time.time())}
+        output = Path(folder) / "output.txt"
+        with output.open("wb") as stream:
+            process = subprocess.Popen(command, env=environ, stdout=stream, stderr=stream)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(seconds if math.isfinite(seconds) else None)
+            if process.poll() is None:
+                process.terminate()  # torchrun ends its workers
+                process.wait()
+        if process.returncode:
+            print(f"{name} {subject} failed\n{output.read_text(errors='replace')[-4000:]}", file=sys.stderr, flush=True)
             return None
         found: dict[str, Any] = json.loads(result.read_text())
         if subject == TORCHTITAN:
@@ -360,81 +324,67 @@ def child(options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-HEAD = (
-    "| setting | subject | tokens/s per GPU | MFU | step ms (smallest to largest) | allocated (predicted) | reserved "
-)
-HEAD += "| card (predicted) | "
-HEAD += "first step s, new / later | losses |"
-
-
-def row(name: str, subject: str, turns: list[dict[str, Any]]) -> str:
-    """The medians of one subject's turns."""
-
-    def median(read: Callable[[dict[str, Any]], float]) -> float:
-        return statistics.median(map(read, turns))
-
-    rates = [it["tokens_per_second_per_gpu"] for it in turns]
-    spread = f" ({min(rates):,.0f} to {max(rates):,.0f})" if len(turns) > 1 else ""
-    mfu = "" if turns[0]["mfu"] is None else f"{median(lambda it: it['mfu']):.1%}"
-    starts = [it["started"] for it in turns]
-    later = [statistics.median(starts[1:])] if len(starts) > 1 else []
-    low, high = min(it["steps"][0] for it in turns), max(it["steps"][2] for it in turns)
-    predicted = turns[0].get("predicted") or {}
-    sizes = " | ".join(
-        f"{median(lambda it, k=key: it[k]):.1f}" + (f" ({predicted[key]:.1f})" if key in predicted else "")  # type: ignore[misc]
-        for key in ("allocated", "reserved", "by_card")
-    )
-    losses = ", ".join(f"{it:.4f}" for it in turns[0]["losses"])
-    return (
-        f"| {name} | {subject} | {median(lambda it: it['tokens_per_second_per_gpu']):,.0f}{spread} | {mfu} "
-        f"| {median(lambda it: it['steps'][1]) * 1e3:.1f} ({low * 1e3:.1f} to {high * 1e3:.1f}) | {sizes} "
-        f"| {' / '.join(f'{it:.1f}' for it in [starts[0], *later])} | {losses} |"
-    )
-
-
 def main(options: argparse.Namespace) -> None:
+    """Take turns, and print what they have found."""
     with tempfile.TemporaryDirectory() as cache:
-        take_turns(options, options.cache or Path(cache))
+        results = take_turns(options, options.cache or Path(cache))
+    print("\n".join(tables(results)))
 
 
-def take_turns(options: argparse.Namespace, cache: Path) -> None:
-    subjects = ["ours", *(["before"] if options.against else []), *([] if options.without_bare else ["bare"])]
+def planned(options: argparse.Namespace) -> tuple[list[tuple[str, str]], int]:
+    """The turns of a round, and the number of rounds."""
+    if options.suite:
+        suite = SUITES[options.suite]
+        return list(suite.turns), options.rounds or suite.rounds
+    subjects = [OURS, *([BEFORE] if options.against else []), *([] if options.without_bare else [BARE])]
     subjects += [TORCHTITAN] if options.torchtitan else []
-    results: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for name in options.settings:
-        turns = results.setdefault(name, {subject: [] for subject in subjects})
-        for turn in range(options.rounds):
-            for subject in subjects if turn % 2 == 0 else subjects[::-1]:
-                if (found := run(subject, name, options, cache)) is not None:
-                    turns[subject].append(found)
-                    write(options, results)
-                    print(row(name, subject, [found]), file=sys.stderr, flush=True)
-    print(HEAD + "\n" + "|---" * (HEAD.count("|") - 1) + "|")
-    for name, found_by in results.items():
-        for subject, turns_taken in found_by.items():
-            print(row(name, subject, turns_taken) if turns_taken else f"| {name} | {subject} | failed |" + " |" * 7)
-    first = next((it for by in results.values() for turns in by.values() for it in turns), None)
-    if first is not None:
-        print(f"\n{first['card']}, torch {first['torch']}; MFU: {first['flops_formula']}; memory in GiB")
+    names = options.settings or ["1b"]
+    return [(name, subject) for name in names for subject in subjects], options.rounds or 3
 
 
-def write(options: argparse.Namespace, results: dict[str, Any]) -> None:
-    """After every turn: a call that is broken off has what it measured."""
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+def take_turns(options: argparse.Namespace, cache: Path) -> Turns:
+    """Round after round, every second one backwards: what ends early has whole rounds, and no subject is always first.
+
+    A turn is not begun that would last longer than there is time, by the longest of its kind so far.
+    """
+    turns, rounds = planned(options)
+    results: Turns = {}
+    lasted: dict[tuple[str, str], float] = {}
+    end = time.monotonic() + options.seconds
+    for name, subject in turns:
+        results.setdefault(name, {}).setdefault(subject, [])
+    for number in range(rounds):
+        for name, subject in turns if number % 2 == 0 else turns[::-1]:
+            left = end - time.monotonic()
+            if left < lasted.get((name, subject), 0.0) or left <= 0:
+                print(f"{name} {subject}: no time left for round {number + 1}", file=sys.stderr, flush=True)
+                continue
+            began = time.monotonic()
+            found = run(subject, name, options, cache, left)
+            lasted[name, subject] = max(lasted.get((name, subject), 0.0), time.monotonic() - began)
+            if found is not None:
+                results[name][subject].append(found)
+                print(row(name, subject, [found]), file=sys.stderr, flush=True)
+            if options.json:
+                # After every turn: a call that is broken off has what it measured.
+                options.json.write_text(json.dumps(results, indent=2) + "\n")
+    return results
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", nargs="*", choices=[*SETTINGS, []], default=["1b"], metavar="SETTING")
-    parser.add_argument("--list", action="store_true", help="print the settings")
+    parser.add_argument("settings", nargs="*", choices=[*SETTINGS, []], default=[], metavar="SETTING")
+    parser.add_argument("--suite", choices=SUITES, help="turns that belong together, in place of settings")
+    parser.add_argument("--list", action="store_true", help="print the settings and the suites")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="end within them, with the turns taken so far")
+    parser.add_argument("--overhead", type=int, default=0, help="measure the loop against its engine in so many pairs")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="measure the package of another checkout, too")
     parser.add_argument("--without-bare", action="store_true", help="leave the bare loop out")
     parser.add_argument("--torchtitan", action="store_true", help="measure torchtitan, too (titan.py)")
     parser.add_argument("--quick-weights", action="store_true", help="begin with repeated numbers, not drawn ones")
     parser.add_argument("--saves", type=int, default=0, help="measure so many asynchronous saves of ours at the end")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="keep compiled graphs there for a later call")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, help="3, or those of the suite")
     parser.add_argument("--blocks", type=int, default=4, help=f"of {BLOCK} measured steps a turn")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -444,7 +394,7 @@ def arguments() -> argparse.Namespace:
 if __name__ == "__main__":
     asked = arguments()
     if asked.list:
-        for key, value in SETTINGS.items():
+        for key, value in [*SETTINGS.items(), *SUITES.items()]:
             print(f"{key}: {value}")
     elif asked.child:
         child(asked)

@@ -93,7 +93,7 @@ class Ours:
         """Seconds the loop is blocked by a save that it waits for, or not."""
         private = {"random": random_state.capture(self.training.strategy.device), "stream": {}}
         checkpointer, state = self.training.checkpointer, self.training.strategy.state_dict()
-        blocked = checkpointer.save(self.step, state, private, {"plateau": {}}, required=wait)
+        blocked = checkpointer.save(self.step, state, private, {"plateau": {}}, required=wait, waits=wait)
         checkpointer.finish()
         return blocked
 

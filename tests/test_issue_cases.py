@@ -134,7 +134,11 @@ CASES: list[Case] = [
     (
         "compile-with-tensor-parallelism",
         ON_SAGEMAKER,
-        ("task.precision.compile=true", "task.parallelism.tensor_parallel_degree=2"),
+        (
+            "task.precision.compile=true",
+            "task.parallelism.tensor_parallel_degree=2",
+            "task.parallelism.activation_checkpointing=full",
+        ),
     ),
     (
         "gradient-memory-without-effect",

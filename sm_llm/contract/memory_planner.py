@@ -158,6 +158,8 @@ def _kinds(task: TrainTask) -> Sequence[str]:
         return [given]
     if task.parallelism.memory().offloads_activations:
         return ["every_nth", "full"]
+    if task.precision.compile is True and task.parallelism.degrees.tensor > 1:
+        return task.parallelism.can.compile_split
     # The budget is torch.compile's own.
     return [kind for kind in SPEEDS if kind != "budget" or task.precision.compile is True]
 
@@ -186,7 +188,7 @@ def _compiles(config: Config, task: TrainTask, hardware: Hardware, rows: int | N
     if task.precision.compile != AUTO:
         return task.precision.compile is True, ""
     if task.parallelism.degrees.tensor > 1:
-        return False, "not compiled with tensor parallelism"
+        return False, "not compiled with tensor parallelism, for nobody has measured that yet"
     if hardware.no_compiler is not None:
         return False, f"not compiled: {hardware.no_compiler}"
     derived = derive_task(plainest(task), hardware.world_size, rows, node_size=hardware.node_size)

@@ -191,6 +191,7 @@ def plan_job(
         # An estimate from values with errors would mislead.
         memory=None if errors_of(found) else draft.memory,
         choice=None if errors_of(found) else draft.choice,
+        attention=draft.attention,
         step=step,
         after=tuple(after),
         origins=dict(origins or {}),

@@ -21,6 +21,7 @@ from sm_llm.worker.job_reader import read_job
 from sm_llm.worker.process_info import ProcessInfo, container_paths
 from sm_llm.worker.run_folder import run_folder
 from sm_llm.worker.runtime.progress_marker import ProgressMarker
+from sm_llm.worker.runtime.start_phases import StartPhases
 from sm_llm.worker.runtime.stop import StopRequests
 from sm_llm.worker.scratch import scratch_folder
 from sm_llm.worker.transfer.local_copies import LocalCopies
@@ -61,9 +62,9 @@ class WorkerContext:
     changes: Sequence[str] = ()
     """Overrides that the container was started with."""
     began: float = field(default_factory=time.time)
-    """When this process began, in seconds since the epoch."""
-    doing: str = "starting"
-    """What the start of a training is at, for people."""
+    """When this process began to read its job, in seconds since the epoch."""
+    start_phases: StartPhases = field(default_factory=StartPhases, repr=False)
+    """What the start of a training is at."""
     earlier_events: list[dict[str, Any]] = field(default_factory=list, repr=False)
     """On the leader: the last events of earlier starts of this attempt."""
 

@@ -32,6 +32,7 @@ from sm_llm.worker.runtime.imports import without_collections
 from sm_llm.worker.runtime.stop import Stopping, leave
 from sm_llm.worker.supervision import failure_report as failures
 from sm_llm.worker.supervision.kernel_probe import probe_kernels
+from sm_llm.worker.supervision.start_lines import start_lines
 from sm_llm.worker.supervision.store_all_gather import leave_in_order
 from sm_llm.worker.supervision.time_limit import start_time_limit
 from sm_llm.worker.supervision.toolkit import is_child_of_toolkit, settle_environment, start_watch
@@ -128,10 +129,12 @@ class Frame:
                 settle_environment(self.environ, context.job.spec.environment)
                 if watched:
                     self.settle_kernels = probe_kernels(context)
+                context.start_phases.enter("importing torch and our code")
                 secrets = secrets_at_hand(context.job.spec.secrets, warn=partial(context.notice, level="warning"))
                 # In this order: trackers may need secrets, and ``watching``, the innermost, reports a failure before
                 # they close.
-                with secrets as context.hidden, forwarded_events(context), self.watching(context, watched):
+                lines = start_lines(context) if kind == "train" else nullcontext()
+                with secrets as context.hidden, forwarded_events(context), lines, self.watching(context, watched):
                     self.run_task(kind, context)
             finally:
                 # Ends the transfer agent, which would otherwise see the end of its pipe only when this process is gone.
@@ -142,6 +145,7 @@ class Frame:
         try:
             task = _task(kind)
             self.settle_kernels()  # they were loaded beside the import of torch
+            context.start_phases.enter("bringing the inputs to this node")
             task(context, stage_inputs(context))
         except Stopping as stopping:
             self.report_stop(stopping.record)

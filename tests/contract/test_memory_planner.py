@@ -130,6 +130,12 @@ def test_layers_are_compiled_where_that_pays_and_works(
     assert reason in found.reason
 
 
+def test_ways_that_torch_cannot_compile_with_split_matrices_are_not_chosen() -> None:
+    split = {"parallelism": {"tensor_parallel_degree": 2}, "precision": {"compute": "bf16", "compile": True}}
+    kinds = {chosen(size, **split).values["parallelism.activation_checkpointing"] for size in (10, 20, 40, 80, 300)}
+    assert kinds == {"none", "selective"}
+
+
 def test_cpus_and_other_engines_take_the_plainest_values() -> None:
     found = choose(CONFIG, training(), Hardware(None, 2, 2))
     assert found is not None

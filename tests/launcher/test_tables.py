@@ -14,7 +14,7 @@ from sm_llm.launcher.display.tables import metrics_table, plan_table, runs_table
 from sm_llm.launcher.observe.listed import Listed
 from sm_llm.launcher.observe.status import Status
 from sm_llm.launcher.planner import plan
-from sm_llm.runs.events.run_metrics import Summary
+from sm_llm.runs.events.run_metrics import Summary, summarise
 from sm_llm.runs.run_states import RunState
 from tests.launcher.sagemaker.conftest import TINY
 
@@ -65,6 +65,24 @@ def test_who_waits_for_capacity_does_not_run_yet() -> None:
     """Nobody is billed before."""
     assert "waiting since" in shown(status_table(status_of(RunState.PENDING)))
     assert "running since" in shown(status_table(status_of(RunState.RUNNING)))
+
+
+def test_a_plan_and_a_status_name_the_kernel_of_attention_and_a_status_how_the_start_went() -> None:
+    (made,) = plan(TINY)
+    assert "cudnn (expected" in shown(plan_table(made))
+    assert made.to_json()["attention"] == "cudnn"
+    phases = {"importing": 12.0, "idle": 0.01, "step": 7.99}
+    events: list[dict[str, Any]] = [
+        {"kind": "attempt_started", "total_steps": 9},
+        {"kind": "attention_chosen", "attention": "flash", "expected": "cudnn", "reasons": ["no"]},
+        {"kind": "start_measured", "step": 1, "seconds": 20.0, "phases": phases},
+    ]
+    table = status_table(replace(status_of(RunState.RUNNING), progress=summarise(events)))
+    text = " ".join(shown(table).split())
+    assert " attention flash " in text
+    assert " start-up step 1 done 20.0 s after the start: importing 12.0 s, step 8.0 s" in text
+    again = summarise([*events, events[0]])
+    assert (again.attention, again.start_up) == (None, None), "of the newest attempt"
 
 
 def status_of(state: RunState) -> Status:

@@ -35,15 +35,22 @@ WAYS: dict[str, dict[str, Any]] = {
 SPLIT: dict[str, dict[str, Any]] = {
     "tensor": {"tensor_parallel_degree": 2},
     "tensor-whole": {"tensor_parallel_degree": 2, "sequence_parallel": False},
+    "tensor-selective": {"tensor_parallel_degree": 2, "activation_checkpointing": "selective"},
 }
 """Matrices that two processes share."""
+IMPOSSIBLE: dict[str, dict[str, Any]] = {
+    "tensor-full": {"tensor_parallel_degree": 2, **WAYS["full"]},
+    "tensor-budget": {"tensor_parallel_degree": 2, **WAYS["budget"]},
+}
+"""What torch cannot compile there."""
 
 
 def train(way: str, process: ProcessInfo, folder: Path, *, compile_layers: bool) -> dict[str, Any]:
     """Two steps of a small model: losses and gradient norms, the names of the state, what was compiled."""
     precision = {"compute": "fp32", "compile": compile_layers}
+    # Without its checks: what is refused is tried here.
     task = TrainTask.model_validate(
-        train_task(parallelism={"strategy": "fsdp", **(WAYS | SPLIT)[way]}, precision=precision)
+        train_task(parallelism={"strategy": "fsdp", **(WAYS | SPLIT | IMPOSSIBLE)[way]}, precision=precision)
     )
     strategy = FsdpStrategy(task, process, gpu_or_cpu(process))
     strategy.setup()
@@ -71,6 +78,12 @@ def every_way(process: ProcessInfo, folder: Path) -> dict[str, Any]:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         found[way] = {"eager": eager, "compiled": train(way, process, folder, compile_layers=True)}
+    for way in IMPOSSIBLE if process.world_size == 2 else ():
+        torch._dynamo.reset()
+        try:
+            train(way, process, folder, compile_layers=True)
+        except (AssertionError, RuntimeError) as error:
+            found[way] = {"error": str(error)}
     return found
 
 

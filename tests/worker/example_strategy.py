@@ -89,6 +89,9 @@ class ExampleStrategy:
     def logits(self, input_ids: Any) -> Any:
         return self.model(input_ids=input_ids, use_cache=False).logits
 
+    def attention(self) -> None:
+        return None
+
     def compilation(self) -> None:
         return None
 

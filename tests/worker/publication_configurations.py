@@ -312,7 +312,7 @@ def storm(root: Root) -> None:
         bench.written()
         time.sleep(0.2)
     root.spoil()
-    bench.save(step + 1, required=True)
+    bench.save(step + 1, required=True, waits=True)
     bench.close()
     bench.note(last=step + 1)
 

@@ -46,6 +46,19 @@ def test_compiled_layers_learn_the_same(tmp_path: Path) -> None:
     assert 0 < window["mfu"] < 1
 
 
+def test_compiled_layers_have_the_kernel_of_attention_that_is_reported(tmp_path: Path) -> None:
+    """By the names of the kernels that ran; compiled graphs keep what they were traced with."""
+    from torch.profiler import ProfilerActivity, profile
+
+    task = train_task(precision={"compute": "bf16", "compile": True}, deterministic=False)
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        assert main("train", job_environment(job_file(task, tmp_path / "run", 1))) == 0
+    (event,) = events(tmp_path / "run", "attention_chosen")
+    assert event["attention"] == event["expected"], event["reasons"]
+    names = {it.key.lower() for it in found.key_averages()}
+    assert any(("cudnn" if event["attention"] == "cudnn" else "flash") in it for it in names)
+
+
 def run(folder: Path, task: dict[str, Any], attempt: int = 1) -> int:
     return main("train", job_environment(job_file(task, folder, 1, attempt)))
 

@@ -152,13 +152,19 @@ def test_meter_leaves_pauses_out_and_names_its_formula() -> None:
 def test_the_training_line_keeps_what_hang_detection_matches() -> None:
     from sm_llm.runs.events.events import Step
 
-    costs = Costs(tokens_per_step=100, flops_per_token=5.0, flops_formula="6N", peak_flops=1e12, world_size=1)
-    now = [0.0]
-    meter = ThroughputMeter(costs, CpuDevice(), 0, clock=lambda: now[0])
-    now[0] = 1.0
-    line = meter.line(Step(5, 2.5, 0.75, 1e-3, 100), meter.read(5, 0.0), 10)
+    def line(world_size: int) -> str:
+        now = [0.0]
+        costs = Costs(
+            tokens_per_step=100, flops_per_token=5.0, flops_formula="6N", peak_flops=1e12, world_size=world_size
+        )
+        meter = ThroughputMeter(costs, CpuDevice(), 0, clock=lambda: now[0])
+        now[0] = 1.0
+        return meter.line(Step(5, 2.5, 0.75, 1e-3, 100), meter.read(5, 0.0), 10)
+
     for part in ("step 5/10", "Loss: 2.5000", "500 tokens/s/device", "MFU", "6N", "grad norm 0.750", "lr 1.000e-03"):
-        assert part in line
+        assert part in line(1)
+    assert "in all" not in line(1)
+    assert " | 125 tokens/s/device | 500 tokens/s in all | " in line(4)
 
 
 TENSORS = {"a": Tensor((4, 3), "matrix", "normal", 0.02), "b": Tensor((2,), "norm", "ones")}

@@ -8,6 +8,7 @@ from typing import Any
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.process_info import ProcessInfo
 from sm_llm.worker.runtime.progress_marker import ProgressMarker
+from sm_llm.worker.runtime.start_phases import StartPhases
 from sm_llm.worker.supervision.start_lines import start_lines
 
 
@@ -15,7 +16,8 @@ class Context(WorkerContext):
     """A context that keeps its log lines."""
 
     def __init__(self, rank: int = 0) -> None:
-        self.process, self.marker, self.began = ProcessInfo(rank=rank, world_size=2), ProgressMarker(), 0.0
+        self.process, self.marker = ProcessInfo(rank=rank, world_size=2), ProgressMarker()
+        self.start_phases = StartPhases()
         self.lines: list[str] = []
         self.logged = threading.Event()
 
@@ -26,10 +28,10 @@ class Context(WorkerContext):
 
 def test_lines_say_what_the_start_is_at_until_a_step_is_done() -> None:
     context: Any = Context()
-    context.doing = "drawing the initial weights"
+    context.start_phases.enter("drawing the initial weights")
     with start_lines(context, 0.01):
         assert context.logged.wait(60)
-        context.doing = "computing the first step"
+        context.start_phases.enter("computing the first step")
         context.logged.clear()
         assert context.logged.wait(60)
         context.marker.begin(0)

@@ -47,5 +47,5 @@ def test_dropout_keeps_the_window(on_blocks: None) -> None:
     """FlexAttention has no dropout; without a mask the whole sequence would be attended to."""
     found = CausalAttention(WINDOW, None, torch.device("cpu"), drops=True)
     assert torch.allclose(attended(found), attended(CausalAttention(WINDOW, None, torch.device("cpu"))), atol=1e-5)
-    assert found._mask is not None
+    assert found.mask is not None
     assert found._blocks is None

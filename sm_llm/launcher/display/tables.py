@@ -95,6 +95,8 @@ def _model_rows(plan: Plan) -> Iterable[tuple[str, str]]:
     card = smallest_card(plan.job)
     if plan.choice is not None:
         yield "chosen settings", str(plan.choice)
+    if plan.attention is not None:
+        yield "attention", f"{plan.attention} (expected; the worker reports what computes it)"
     if plan.memory is not None and card is not None:
         yield f"memory of a {'NeuronCore' if card.is_neuron else 'GPU'}", plan.memory.describe(card)
 
@@ -201,6 +203,10 @@ def _progress_rows(status: Status) -> Iterable[tuple[str | Text, str | Text]]:
         yield "speed", f"{now.tokens_per_second:,.0f} tokens/s"
     if now.eta_seconds and not status.state.is_final:
         yield "left", duration(now.eta_seconds)
+    if now.attention:
+        yield "attention", now.attention
+    if now.start_up:
+        yield "start-up", now.start_up
     if now.recovery:
         yield "newest recovery", now.recovery
     if now.alarm and not status.state.is_final:

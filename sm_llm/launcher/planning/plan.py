@@ -221,6 +221,8 @@ class Plan:
     """At the peak of a training, where its GPUs are known."""
     choice: Choice | None = None
     """What a worker on these GPUs chooses for settings that are ``auto``; the numbers are those of its values."""
+    attention: str | None = None
+    """The kernel that should compute attention on these GPUs; the worker finds out whether it does."""
     issues: tuple[Issue, ...] = ()
     """Warnings; an error leaves no plan."""
     unsupported: tuple[Issue, ...] = ()
@@ -278,6 +280,7 @@ class Plan:
             "model": None if self.model is None else asdict(self.model),
             "rows": self.rows,
             "memory": None if self.memory is None else {**asdict(self.memory), "total": self.memory.total},
+            "attention": self.attention,
             "choice": None if self.choice is None else self.choice.to_json(),
             "total_flops": self.total_flops,
             "command": [list(argv) for argv in self.command],

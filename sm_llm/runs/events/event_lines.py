@@ -30,6 +30,18 @@ def _start_chosen(event: Mapping[str, Any]) -> str:
     return f"starts from {event['source']}{where}{after}"
 
 
+def _attention_chosen(event: Mapping[str, Any]) -> str:
+    if not event["reasons"]:
+        return f"attention: {event['attention']}"
+    return f"attention: {event['attention']} in place of {event['expected']}: {'; '.join(event['reasons'])}"
+
+
+def _start_measured(event: Mapping[str, Any]) -> str:
+    # A tenth of a second is the least that is shown.
+    phases = [f"{name} {seconds:.1f} s" for name, seconds in event["phases"].items() if seconds >= 0.05]
+    return f"step {event['step']} done {event['seconds']:.1f} s after the start: {', '.join(phases)}"
+
+
 def _validation(event: Mapping[str, Any]) -> str:
     perplexity = event["perplexity"]
     # exp of a large loss is infinite.
@@ -110,6 +122,8 @@ _WRITERS = {
     # Kinds that are not here are shown elsewhere: steps by the training line, failures by the outcome.
     "attempt_started": _attempt_started,
     "start_chosen": _start_chosen,
+    "attention_chosen": _attention_chosen,
+    "start_measured": _start_measured,
     "validation": _validation,
     "checkpoint_published": _checkpoint,
     "publication_late": _late,

@@ -87,11 +87,39 @@ class SettingsChosen:
 
 
 @dataclass(frozen=True)
+class AttentionChosen:
+    """The kernel that computes attention, found on rank 0 by running it once before a layer is compiled.
+
+    ``expected`` is the fastest one for such a GPU, number format and head; None where nothing is known of that.
+    ``reasons``: why it is another.
+    """
+
+    attention: str
+    expected: str | None
+    reasons: list[str]
+    kind: str = "attention_chosen"
+
+
+@dataclass(frozen=True)
+class StartMeasured:
+    """Seconds from the beginning of rank 0's process to the end of its first step, and those of each phase, in order.
+
+    What is compiled has a phase of its own where torch knows how long that took.
+    """
+
+    step: int
+    seconds: float
+    phases: Mapping[str, float]
+    kind: str = "start_measured"
+
+
+@dataclass(frozen=True)
 class LayersCompiled:
     """What torch.compile made of the decoder layers, counted on rank 0 during an attempt's first step.
 
     ``eager`` names the layers that ran without a compiled graph, ``broken`` those that ran as more than one;
-    ``graph_breaks`` counts torch's reasons.
+    ``graph_breaks`` counts torch's reasons. ``seconds`` is what compilation took, of which graphs that were found in a
+    cache take little; None where torch does not count it.
     """
 
     layers: int
@@ -99,6 +127,7 @@ class LayersCompiled:
     eager: list[str]
     broken: list[str]
     graph_breaks: dict[str, int]
+    seconds: float | None = None
     kind: str = "layers_compiled"
 
 
@@ -253,8 +282,10 @@ Event = (
     | Recovered
     | StateVerified
     | SettingsChosen
+    | AttentionChosen
     | LayersCompiled
     | GraphsCompiled
+    | StartMeasured
     | Step
     | Logged
     | Throughput

@@ -75,6 +75,10 @@ class Summary:
     """Publication is late: the last published step, how long ago, and why. None once a checkpoint is published."""
     recovery: str | None = None
     """The newest recovery from a loss: how long it took, and its parts as far as they are known."""
+    attention: str | None = None
+    """The kernel that computes attention, as the newest attempt has found it."""
+    start_up: str | None = None
+    """The newest attempt's way to its first step: how long it took, and its phases."""
 
 
 # Weight of the newest window in the seconds of a step that the time left is reckoned from.
@@ -98,7 +102,7 @@ class SummaryBuilder:
             handler(event)
 
     def _on_attempt_started(self, event: Mapping[str, Any]) -> None:
-        self._values.update(total_steps=event["total_steps"], phase=None, stopping=False)
+        self._values.update(total_steps=event["total_steps"], phase=None, stopping=False, attention=None, start_up=None)
         self._step_seconds, self._windows = None, 0
 
     def _on_start_chosen(self, event: Mapping[str, Any]) -> None:
@@ -132,6 +136,12 @@ class SummaryBuilder:
 
     def _on_recovered(self, event: Mapping[str, Any]) -> None:
         self._values.update(recovery=event_line(event))
+
+    def _on_attention_chosen(self, event: Mapping[str, Any]) -> None:
+        self._values.update(attention=event["attention"])
+
+    def _on_start_measured(self, event: Mapping[str, Any]) -> None:
+        self._values.update(start_up=event_line(event))
 
     def _on_checkpoint_published(self, _: Mapping[str, Any]) -> None:
         self._values.update(alarm=None)

@@ -198,6 +198,15 @@ Source: what EC2's DescribeInstanceTypes returns, as tabulated by Karpenter's re
 EC2's P3 page; NeuronCores from the Neuron documentation (Trn2 at its default of 64 logical cores).
 """
 
+CUDNN, FLASH, EFFICIENT, MATH = "cudnn", "flash", "efficient", "math"
+"""Back ends of torch's attention, as ``torch.nn.attention.SDPBackend`` names them."""
+FLEX, RING = "flex", "ring"
+"""FlexAttention over the blocks of a window; PyTorch's context parallelism, with flash attention inside."""
+# torch takes cuDNN's kernels first on these alone; on others flash attention is as fast.
+_WITH_CUDNN = ("H100", "H200", "B200", "B300")
+# Compute capabilities below 8.0.
+_WITHOUT_FLASH = ("V100", "T4")
+_CUDNN_CHANNELS, _FLASH_CHANNELS = 128, 256
 _BY_NAME = {row.name: row for row in INSTANCES}
 _CARD = re.compile(r"(?:NVIDIA[ -])?(?P<name>.+?)(?:[ -](?P<gib>[1-9][0-9]{0,3}) ?Gi?B)?", re.IGNORECASE)
 # Names at least this similar (``SequenceMatcher.ratio``) may be one name with a typing error.
@@ -237,6 +246,32 @@ def card_names() -> list[str]:
 def instance_bf16_flops(row: Instance) -> float | None:
     """Peak dense bf16 FLOP/s of one accelerator of an instance, or None where it has none."""
     return next((it.bf16_flops for it in ACCELERATORS if it.name == row.accelerator), None)
+
+
+def attention_kernel(
+    device_name: str,
+    compute: str,
+    head_size: int,
+    *,
+    in_window: bool = False,
+    is_shared: bool = False,
+    drops: bool = False,
+) -> str:
+    """What should compute attention on an NVIDIA GPU: ``flex``, ``ring`` or the fastest of torch's own back ends.
+
+    ``head_size`` in channels; ``in_window``: a token sees a part of its sequence alone; ``is_shared``: processes share
+    the sequence; ``drops``: with dropout.
+    """
+    if in_window and not is_shared and not drops:
+        return FLEX
+    if is_shared and not in_window:
+        return RING
+    # Any other window is a mask.
+    if in_window or compute == "fp32" or any(name in device_name for name in _WITHOUT_FLASH):
+        return EFFICIENT
+    if any(name in device_name for name in _WITH_CUDNN) and head_size <= _CUDNN_CHANNELS and head_size % 8 == 0:
+        return CUDNN
+    return FLASH if head_size <= _FLASH_CHANNELS else EFFICIENT
 
 
 def accelerator(device_name: str) -> Accelerator | None:

@@ -125,6 +125,8 @@ class Capabilities:
     """Our own training has a worker for it; a program brings its own, and may ask for the image of any strategy."""
     compiles_layers: bool = True
     """torch.compile of decoder layers."""
+    compile_split: tuple[str, ...] = ()
+    """Values of ``activation_checkpointing`` with which layers compile whose matrices are split."""
     computes_fp8: bool = False
     """``precision.compute: fp8``."""
     plans_memory: bool = False

@@ -33,7 +33,9 @@ FP8_UNIT = 16
 class FsdpSpec(StrategySpec):
     """PyTorch FSDP2, alone or multiplied with tensor and context parallelism."""
 
-    can: ClassVar[Capabilities] = Capabilities(computes_fp8=True, plans_memory=True, forks=True)
+    can: ClassVar[Capabilities] = Capabilities(
+        computes_fp8=True, plans_memory=True, forks=True, compile_split=("none", "selective")
+    )
 
     strategy: Literal["fsdp"] = "fsdp"
     """The training engine."""
@@ -90,15 +92,8 @@ class FsdpSpec(StrategySpec):
             yield from _shared_memory_issues(self, training)
         if training.compute == "fp8":
             yield from _fp8_issues(self, training)
-        if training.compiles and self.tensor_parallel_degree > 1:
-            problem = "torch 2.13 cannot compile checkpointed layers whose matrices are split: it saves a DeviceMesh"
-            yield Issue(
-                "compile-with-tensor-parallelism",
-                "task.precision.compile",
-                problem,
-                True,
-                "Use false, or tensor_parallel_degree 1",
-            )
+        if self.tensor_parallel_degree > 1:
+            yield from _split_compile_issues(self, training)
 
     def memory(self) -> MemoryTerms:
         return MemoryTerms(
@@ -173,6 +168,23 @@ def _budget_issues(spec: FsdpSpec, *, compiles: bool) -> Iterator[Issue]:
             f"is for activation_checkpointing: budget, and this is {kind}",
             spec.activation_memory_budget,
             "Set task.parallelism.activation_checkpointing to budget, or leave it out",
+        )
+
+
+def _split_compile_issues(spec: FsdpSpec, training: TrainingFacts) -> Iterator[Issue]:
+    kind = spec.activation_checkpointing
+    # Layers whose inputs are offloaded are computed again.
+    is_possible = not spec.offload_activations if kind == "auto" else kind in spec.can.compile_split
+    # A budget is for compiled layers alone.
+    if not is_possible and (training.compiles or (training.may_compile and kind == "budget")):
+        yield Issue(
+            "compile-with-tensor-parallelism",
+            "task.parallelism.activation_checkpointing",
+            "torch 2.13 cannot compile layers that are computed again so and whose matrices are split: their graphs "
+            "would hold a DeviceMesh",
+            kind,
+            f"Use {' or '.join(spec.can.compile_split)}"
+            + (", or set task.precision.compile to false" if kind != "budget" else ""),
         )
 
 

@@ -85,14 +85,21 @@ class Checkpointer:
         self._checkpoint_age.begin(step)
 
     def save(
-        self, step: int, state: dict[str, Any], private: dict[str, Any], meta: dict[str, Any], *, required: bool = False
+        self,
+        step: int,
+        state: dict[str, Any],
+        private: dict[str, Any],
+        meta: dict[str, Any],
+        *,
+        required: bool = False,
+        waits: bool = False,
     ) -> float:
         """Begin a save of ``step``; returns the seconds the loop was blocked.
 
         ``state`` are the live tensors by name, ``private`` this rank's JSON, ``meta`` goes into the commit. While an
-        earlier save is still being written after ``max_blocking_seconds``, this one is skipped with a warning; a
-        ``required`` one waits, is published when this returns, and raises what goes wrong. A step is saved at most
-        once.
+        earlier save is still being written after ``max_blocking_seconds``, this one is skipped with a warning, unless
+        it is ``required``. One that ``waits`` is published when this returns, which raises what goes wrong. A step is
+        saved at most once.
         """
         began = time.perf_counter()
         # The last step can be due twice: by its interval, and as the end or stop. One slot has one commit.
@@ -113,7 +120,7 @@ class Checkpointer:
         self._checkpoint_age.saved(step)
         # From here on training continues: ``hold`` lets its next change come after the copies, which the writer reads.
         staged, copied = self._staging.stage(state)
-        waits = required or not self._spec.async_save
+        waits = waits or not self._spec.async_save
         blocked = None if waits else time.perf_counter() - began
         self._last_saved = step
         self._writing = self._writer.submit(SaveJob(save, staged, copied, private, meta, began, blocked))

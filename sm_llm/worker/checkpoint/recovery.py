@@ -41,13 +41,8 @@ class Recovery:
         self._restored = self._clock()
         self._restore_seconds += self._restored - began
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether the next completed step ends a recovery."""
-        return self._seen is not None
-
     def stepped(self, step: int) -> None:
-        """``step`` is completed, on the device as well."""
+        """``step``, the first of this start, is completed, on the device as well."""
         seen, self._seen = self._seen, None
         if seen is None:
             return

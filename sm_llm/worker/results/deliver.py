@@ -31,14 +31,22 @@ def is_delivered(context: WorkerContext, control: ControlGroup) -> bool:
     return control.broadcast(context.process.is_leader and is_published(context))
 
 
-def deliver(context: WorkerContext, setup: Setup, strategy: Strategy, store: Store, control: ControlGroup) -> None:
-    """Export the model, publish it, and show what it writes."""
+def export_result(context: WorkerContext, setup: Setup, strategy: Strategy) -> Path:
+    """Write the result to a folder of this node, which only the leader has. A collective."""
     folder, is_leader = result_folder(context), context.process.is_leader
     dtype = DTYPES[setup.task.precision.compute]
     export_model(strategy, setup.config, dtype, setup.tokenizer, folder, is_leader=is_leader)
     shards = setup.task.parallelism.result_shards()
     if shards is not None and is_leader:
         _cut(context, folder, shards)
+    return folder
+
+
+def deliver(
+    context: WorkerContext, setup: Setup, strategy: Strategy, store: Store, control: ControlGroup, folder: Path
+) -> None:
+    """Publish what was exported to ``folder``, and show what the model writes."""
+    shards = setup.task.parallelism.result_shards()
     kind = "model" if shards is None else "shards"
     meta = {"kind": kind, "steps": setup.total_steps, "spec_digest": context.job.spec_digest}
     uri = publish_final(context, store, folder, control.gather, meta)

@@ -64,6 +64,11 @@ class StopRequests:
         if not self._deferred:
             self._end_now(self.reason)
 
+    def heed(self) -> None:
+        """End the process if a request was noted, at the end of ``deferred``."""
+        if self.reason is not None and not self._deferred:
+            self._end_now(self.reason)
+
     @contextmanager
     def deferred(self) -> Iterator[None]:
         """Inside, a request is only noted: the training loop stops between two steps."""

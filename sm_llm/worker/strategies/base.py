@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from sm_llm.data.source import Batch
-    from sm_llm.runs.events.events import LayersCompiled
+    from sm_llm.runs.events.events import AttentionChosen, LayersCompiled
     from sm_llm.spec.parallelism.base import Layout
     from sm_llm.worker.device import Device
     from sm_llm.worker.strategies.weights import WeightReader
@@ -73,6 +73,9 @@ class Strategy(Protocol):
 
     def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[n, seq] token ids -> [n, seq, vocab], the same on all processes that see these rows. A collective."""
+
+    def attention(self) -> AttentionChosen | None:
+        """The kernel that computes attention, since ``build``; None where a library of the engine chooses it."""
 
     def compilation(self) -> LayersCompiled | None:
         """What torch.compile made of the layers, up to now; None where none is compiled. Ends the counting."""

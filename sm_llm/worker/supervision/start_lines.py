@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ SECONDS = 10.0
 
 @contextmanager
 def start_lines(context: WorkerContext, seconds: float = SECONDS) -> Iterator[None]:
-    """Inside, print ``context.doing`` every so many ``seconds`` on the leader, until a step is done."""
+    """Inside, print the phase of the start every so many ``seconds`` on the leader, until a step is done."""
     if not context.process.is_leader:
         yield
         return
@@ -25,7 +24,8 @@ def start_lines(context: WorkerContext, seconds: float = SECONDS) -> Iterator[No
 
     def report() -> None:
         while not ended.wait(seconds) and not context.marker.has_stepped:
-            context.log(f"still {context.doing}, {time.time() - context.began:.0f} s after the start")
+            phases = context.start_phases
+            context.log(f"still {phases.doing}, {phases.seconds:.0f} s after the start")
 
     thread = threading.Thread(target=report, name="start-lines", daemon=True)
     thread.start()

@@ -20,13 +20,13 @@ from sm_llm.worker.checkpoint.start_resolver import Start, StartResolver, first_
 from sm_llm.worker.checkpoint.state_hash import state_hash
 from sm_llm.worker.inputs.graph_cache import extracts_graphs, open_cache
 from sm_llm.worker.inputs.space import check_space
-from sm_llm.worker.results.deliver import deliver, is_delivered
+from sm_llm.worker.results.deliver import deliver, export_result, is_delivered
 from sm_llm.worker.runtime.collectives import ControlGroup
 from sm_llm.worker.runtime.fault_injection import fault_step, inject_fault
+from sm_llm.worker.runtime.start_phases import FIRST_STEP
 from sm_llm.worker.strategies.table import find_device, make_strategy
 from sm_llm.worker.supervision.agreed_stop import Stopper
-from sm_llm.worker.supervision.start_lines import start_lines
-from sm_llm.worker.training import compile_report, random_state
+from sm_llm.worker.training import random_state, start_report
 from sm_llm.worker.training.automatic import assert_equal, with_choices
 from sm_llm.worker.training.batch_transfer import global_targets, loss_share
 from sm_llm.worker.training.checkpoint_interval import interval_message
@@ -40,6 +40,7 @@ from sm_llm.worker.versions import versions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from sm_llm.data.source import Batch
     from sm_llm.spec.job import JobSpec
@@ -52,11 +53,14 @@ if TYPE_CHECKING:
 def run(context: WorkerContext, job: JobSpec) -> None:
     """Train ``job.task`` (its sources are local), resume where this run stopped, and publish the model."""
     assert isinstance(job.task, TrainTask)
+    phases = context.start_phases
+    phases.enter("choosing the settings")
     device = find_device(job.task.parallelism.strategy, context.process)
     with refusals_noted(context):
         task = settled(job.task, device)
         config = config_of(task)
     task = with_choices(context, task, config, device)
+    phases.enter("looking for compiled graphs")
     # Before anything is computed: that is when the first graphs are compiled. As it is written, as precompile sees it.
     cache: CompileCache | CompiledGraphs | None = open_cache(context, job.task, config)
     if cache is None and task.precision.compile is True:
@@ -65,15 +69,20 @@ def run(context: WorkerContext, job: JobSpec) -> None:
 
         cache = open_graphs(context, task, config, device)
     strategy = make_strategy(task, context.process, device)
-    with start_lines(context):
-        context.doing = "connecting the processes"
-        strategy.setup()
-        context.doing = "reading the data"
-        with refusals_noted(context):
-            setup = set_up(task, strategy.layout, context.process.local_world_size, context.scratch)
-        kind = GraphExtraction if extracts_graphs() else Trainer
-        kind(context, setup, strategy, cache).run()
+    phases.enter("connecting the processes")
+    strategy.setup()
+    phases.enter("reading the data")
+    with refusals_noted(context):
+        setup = set_up(task, strategy.layout, context.process.local_world_size, context.scratch)
+    kind = GraphExtraction if extracts_graphs() else Trainer
+    kind(context, setup, strategy, cache).run()
     strategy.close()  # only now: a process that fails must not wait for the others to leave with it
+
+
+_BUILDING = {
+    "scratch": "building the model and drawing its initial weights",
+    "pretrained": "building the model and reading its weights",
+}
 
 
 class Trainer:
@@ -99,7 +108,7 @@ class Trainer:
         self.steps = StepBuffer(strategy.device, strategy.layout.tensor)
         self.last_step: Step | None = None
         self.reports = 0
-        self.compilation_known = False
+        self.has_begun = False
         self.checkpointer = Checkpointer(context, self.store, self.task.checkpoint, self.control, strategy.device)
         self.stopper = Stopper(context, self.control)
         self.resolver = StartResolver(context, self.task, self.store, self.control, strategy)
@@ -130,14 +139,31 @@ class Trainer:
                 except RollBack:
                     # Raised by all processes after the same step, since all have read the same flags.
                     done = self.go_back()
+            asked = self.context.requests.reason
+            with self.context.marker.during("publication"):
+                folder = self.export()
+        # Noted while the last save was on its way. One that came before the last step was done is not heeded: the
+        # result is worth more.
+        if asked is None:
+            self.context.requests.heed()
         with self.context.marker.during("publication"):
             self.save_graphs()
-            self.publish()
+            self.publish(folder)
         self.forget_copies()
 
-    def publish(self) -> None:
-        """Publish the model."""
-        deliver(self.context, self.setup, self.strategy, self.store, self.control)
+    def export(self) -> Path | None:
+        """Write the result to this node's disk, beside the last save, which is complete and published afterwards."""
+        self.context.start_phases.enter("publishing the result")
+        try:
+            return export_result(self.context, self.setup, self.strategy)
+        finally:
+            # Also where the export has failed: then the next attempt needs no step.
+            self.checkpointer.finish()
+
+    def publish(self, folder: Path | None) -> None:
+        """Publish the result."""
+        assert folder is not None
+        deliver(self.context, self.setup, self.strategy, self.store, self.control, folder)
 
     def forget_copies(self) -> None:
         """The result is published, so nothing continues from the checkpoints on this node's disk."""
@@ -159,12 +185,9 @@ class Trainer:
         self.stopper.open()
         with self.profiler.of(step):
             self.take_step(step, self.next_batches())
-        if self.recovery.is_awaited:
-            # Once in a start: a step that is only queued on the device is not completed.
-            self.strategy.device.wait()
-            self.recovery.stepped(step)
+        if not self.has_begun:
+            self.report_start(step)
         self.context.marker.done(step)
-        self.report_compilation()
         derived, is_last = self.setup.derived, step == self.setup.total_steps
         # After the last step the run is done anyway: its result is worth more than a stop.
         halts = self.stopper.is_asked() and not is_last
@@ -181,21 +204,18 @@ class Trainer:
         if validates:
             self.validate(step)
         if saves:
+            # Nor is the last one waited for here: what comes after it only reads what is saved.
             self.save(step, required=is_last)
 
-    def report_compilation(self) -> None:
-        """After an attempt's first step: how much of the model runs as compiled graphs."""
-        if self.compilation_known:
-            return
-        self.compilation_known = True
+    def report_start(self, step: int) -> None:
+        """After an attempt's first step: how long it took to get there, and what runs as compiled graphs."""
+        self.has_begun = True
+        # Once in a start: a step that is only queued on the device is not completed.
+        self.strategy.device.wait()
+        self.recovery.stepped(step)
+        start_report.report_start(self.context, step, self.strategy.compilation())
         # Now, since a job may be killed long before its end, and the next one would compile all of it again.
         self.save_graphs()
-        found = self.strategy.compilation()
-        if found is None:
-            return
-        self.context.emit(found)
-        if text := compile_report.warning(found):
-            self.context.notice(text, "warning")
 
     def heed_flags(self, *, settle: bool) -> None:
         """Act on steps that were not finite, as far as they are known; ``settle`` makes them all known."""
@@ -267,27 +287,28 @@ class Trainer:
         """Choose the start, build model and optimiser, load what training continues from, open the data."""
         # Read from the data before a start is chosen: a checkpoint of other data is refused before anything is built.
         self.identity = own_identity(self.context, self.setup, self.control)
-        self.context.doing = "choosing a checkpoint to continue from"
+        phases = self.context.start_phases
+        phases.enter("choosing a checkpoint to continue from")
         with self.recovery.restoring():
             start = self.continuable(self.resolver.choose())
         # A checkpoint replaces these states later, where it was saved by the same arrangement of processes.
         random_state.seed_everything(self.task.seed, self.context.process.rank, self.strategy.device)
-        self.context.doing = "building the model"
+        phases.enter(_BUILDING.get(start.source, "building the model"))
         if start.source == "scratch":
-            self.context.doing = "drawing the initial weights"
             self.context.notice("draws the initial weights")
         weights = first_weights(self.context, start, self.setup.config, self.task.seed)
         self.strategy.build(self.setup.config, weights)
         self.strategy.train_mode(True)
+        start_report.report_attention(self.context, self.strategy.attention())
         # The sizes of shards are known only now; training has cost nothing yet.
         state = self.strategy.state_dict()
         check_space(self.context, self.control, state, self.task.checkpoint.keep_last)
         self.checkpointer.prepare(state)
-        self.context.doing = "loading the checkpoint"
+        if start.commit is not None:
+            phases.enter("loading the checkpoint")
         with self.recovery.restoring():
             self.continue_from(start)
-        compiles = " and compiling the layers" if self.task.precision.compile is True else ""
-        self.context.doing = f"computing the first step{compiles}"
+        phases.enter(FIRST_STEP)
         return start
 
     def continuable(self, start: Start) -> Start:
@@ -406,8 +427,8 @@ class Trainer:
         self.context.emit(found)
         self.context.log(sentence(found, self.setup.total_steps))
 
-    def save(self, step: int, *, required: bool = False) -> None:
-        """Begin a checkpoint, or wait for a ``required`` one. Events first: whatever a commit covers is in the log."""
+    def save(self, step: int, *, required: bool = False, waits: bool = False) -> None:
+        """Begin a checkpoint (``Checkpointer.save``). Events first: whatever a commit covers is in the log."""
         with self.meter.paused(), self.context.marker.during("checkpoint"):
             self.flush()
             # The live tensors; ``Checkpointer.save`` copies them before it returns.
@@ -426,7 +447,7 @@ class Trainer:
                 "spec_digest": self.context.job.spec_digest,
                 "versions": versions(),
             }
-            self.checkpointer.save(step, state, private, meta, required=required)
+            self.checkpointer.save(step, state, private, meta, required=required, waits=waits)
 
     def halt(self, step: int) -> None:
         """Stop after ``step``, as somebody asked: save if that fits in, and raise ``Stopping`` on all processes."""
@@ -434,7 +455,7 @@ class Trainer:
         # From here on nothing waits longer than the grace time allows.
         self.checkpointer.hurry(decision.seconds)
         if decision.saves:
-            self.save(step, required=True)
+            self.save(step, required=True, waits=True)
         with self.context.marker.during("stop"):
             self.flush()
             done = self.checkpointer.finish()
@@ -454,8 +475,11 @@ class GraphExtraction(Trainer):
         self.finite.bad_steps(settle=settle)
         self.finite.without_targets()
 
-    def save(self, step: int, *, required: bool = False) -> None:
+    def save(self, step: int, *, required: bool = False, waits: bool = False) -> None:
         """Nothing: copies to the host are no graphs."""
 
-    def publish(self) -> None:
+    def export(self) -> None:
+        """Nothing."""
+
+    def publish(self, folder: Path | None) -> None:
         """Nothing."""

@@ -148,6 +148,7 @@ class ThroughputMeter:
             f"step {step.step}/{total_steps}",
             f"Loss: {step.loss:.4f}",
             f"{window.tokens_per_second_per_device:.0f} tokens/s/device",  # no separators: CloudWatch reads it
+            f"{window.tokens_per_second:.0f} tokens/s in all" if self._costs.world_size > 1 else "",
             self._mfu(window),
             _memory(window),
             f"grad norm {step.grad_norm:.3f}",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from sm_llm.launcher.backends.kubeflow.states import condition_of, native_state, node_of
 from sm_llm.runs.run_states import RunState
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def job(*types: str, message: str = "", reason: str = "") -> dict[str, Any]:
@@ -28,7 +25,7 @@ def container(state: dict[str, Any], restarts: int = 0, last: dict[str, Any] | N
     return [{"name": "pytorch", "state": state, "restartCount": restarts, "lastState": {"terminated": last or {}}}]
 
 
-def unexplained(held: Mapping[str, Any]) -> list[dict[str, Any]]:
+def unexplained(name: str) -> list[dict[str, Any]]:
     """No controller has reported anything."""
     return []
 
@@ -138,6 +135,6 @@ def test_what_a_pod_with_a_node_waits_for_is_in_its_events() -> None:
         pod(),
         pod("x-worker-0", "Pending", containerStatuses=container({"waiting": {"reason": "PodInitializing"}})),
     ]
-    native = native_state(job("Created", "Running"), pods, lambda it: events[it["metadata"]["name"]])
+    native = native_state(job("Created", "Running"), pods, events.__getitem__)
     assert native.state is RunState.PENDING
     assert native.detail == "of 2 pods 1 running, 1 pending; x-worker-0 (MountVolume.SetUp failed for volume fsx)"

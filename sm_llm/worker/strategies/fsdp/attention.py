@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Shard
 
+from sm_llm.spec.machines.hardware import FLEX, RING
 from sm_llm.worker.strategies.chunks import chunk_positions
 
 if TYPE_CHECKING:
@@ -40,10 +41,10 @@ class CausalAttention:
         """``drops``: the model has dropout in attention, which FlexAttention does not compute."""
         self._window = window
         self._context = context
-        self._device = device
+        self.device = device
         self._takes_blocks = context is None and device.type in BLOCK_DEVICES and not drops
         self._length = 0
-        self._mask: torch.Tensor | None = None
+        self.mask: torch.Tensor | None = None
         # Instead of a mask, where a window is computed by FlexAttention.
         self._blocks: Any = None
         # Place of each token of this process in its whole sequence, [sequence].
@@ -67,14 +68,26 @@ class CausalAttention:
         degree = 1 if self._context is None else self._context.size()
         rank = 0 if self._context is None else self._context.get_local_rank()
         parts = [chunk_positions(length, degree, it) for it in range(degree)]
-        self.positions = parts[rank].to(self._device)
-        self._mask = self._blocks = None
+        self.positions = parts[rank].to(self.device)
+        self.mask = self._blocks = None
         # A window as long as the sequence hides nothing.
         window = self._window if self._window is not None and self._window < length else None
         if window is not None and self._takes_blocks:
-            self._blocks = _window_blocks(length, window, self._device)  # a mask keeps cuDNN and flash away
+            self._blocks = _window_blocks(length, window, self.device)  # a mask keeps cuDNN and flash away
         elif window is not None or (degree > 1 and not self._rings):
-            self._mask = self._make_mask(parts[rank], torch.cat(parts)).to(self._device)
+            self.mask = self._make_mask(parts[rank], torch.cat(parts)).to(self.device)
+
+    @property
+    def replaces_torchs(self) -> str | None:
+        """What computes attention in place of one of torch's kernels, for the length that it is prepared for."""
+        if self._blocks is not None:
+            return FLEX
+        return RING if self._rings else None
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Tokens whose queries are computed here, and tokens whose keys they see."""
+        return len(self.positions), self._length
 
     def own(self, whole: torch.Tensor) -> torch.Tensor:
         """This process's tokens of [n, sequence, …], for whose length it gets ready."""
@@ -108,8 +121,6 @@ class CausalAttention:
         **options: Any,
     ) -> tuple[torch.Tensor, None]:
         """What transformers calls: [batch, heads, sequence, channels] -> [batch, sequence, heads, channels]."""
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
         if self._blocks is not None:
             return _in_window(query, key, value, self._blocks, options.get("scaling")), None
         if self._rings:
@@ -118,8 +129,16 @@ class CausalAttention:
             group = self._context.get_group()
             # Queries stay split, so the scores do, too.
             key, value = _gather(key, _SEQUENCE, group), _gather(value, _SEQUENCE, group)
-        output: torch.Tensor = sdpa_attention_forward(module, query, key, value, self._mask, **options)[0]
-        return output, None
+        return self.torchs(module, query, key, value, **options), None
+
+    def torchs(
+        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+    ) -> torch.Tensor:
+        """``attend`` with whole keys and values, by whichever of torch's kernels fits them."""
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        output: torch.Tensor = sdpa_attention_forward(module, query, key, value, self.mask, **options)[0]
+        return output
 
     def _ring(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -13,10 +13,12 @@ from torch.distributed.tensor import DTensor, Shard
 
 from sm_llm.errors import RunFailed
 from sm_llm.models.families.table import family
+from sm_llm.spec.machines.hardware import attention_kernel
 from sm_llm.spec.tasks import plainest
 from sm_llm.worker.device import DTYPES, ask_for_determinism
 from sm_llm.worker.strategies.compiled import CompiledLayers
 from sm_llm.worker.strategies.fsdp.attention import CausalAttention
+from sm_llm.worker.strategies.fsdp.attention_kernel import found_kernel, settle_order
 from sm_llm.worker.strategies.fsdp.float8 import assert_float8, compute_in_float8, settle_scales
 from sm_llm.worker.strategies.fsdp.loss import LossHead
 from sm_llm.worker.strategies.fsdp.memory import computed_part, wrap_layer
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sm_llm.data.source import Batch
-    from sm_llm.runs.events.events import LayersCompiled
+    from sm_llm.runs.events.events import AttentionChosen, LayersCompiled
     from sm_llm.spec.parallelism.fsdp import FsdpSpec
     from sm_llm.spec.tasks import TrainTask
     from sm_llm.worker.device import Device
@@ -62,6 +64,7 @@ class FsdpStrategy:
         self._meshes: Meshes | None = None
         self._reduction: SharedMemoryReduceScatter | None = None
         self._owns_group = False
+        self._kernel_order = ExitStack()
         kept = self._spec.activation_memory_budget if self._spec.activation_checkpointing == "budget" else None
         self._compiled = CompiledLayers(kept)
         self.layout = self._spec.layout(process.world_size, process.local_world_size)
@@ -88,6 +91,15 @@ class FsdpStrategy:
         context = self._meshes.context if self._meshes else None
         window, drops = span if span < length else None, bool(config.get("attention_dropout"))
         self._attention = CausalAttention(window, context, self.device.torch_device, drops=drops)
+        expected = None
+        if self.device.type == "cuda":
+            shape = {"in_window": window is not None, "is_shared": context is not None, "drops": drops}
+            compute = self._task.precision.compute
+            expected = attention_kernel(self.device.name, compute, kind.head_dim(config), **shape)
+        # Before anything is compiled: graphs keep the kernel that they were traced with.
+        self._attention.prepare(length)
+        self._kernel_order = settle_order(expected)
+        self._kernel = found_kernel(self._attention, config, self._compute, expected)
         # Built, split, wrapped and sharded without memory; only then does each process allocate its own shards.
         self._model = build_on_meta(config, self._attention.register(), DTYPES[self._task.precision.master])
         if self._meshes and self._meshes.tensor:
@@ -196,6 +208,9 @@ class FsdpStrategy:
         positions = self._attention.positions[None] if self.layout.context * self.layout.tensor > 1 else None
         return cast("torch.Tensor", self._model(input_ids=own, position_ids=positions, use_cache=False).logits)
 
+    def attention(self) -> AttentionChosen:
+        return self._kernel
+
     def compilation(self) -> LayersCompiled | None:
         return self._compiled.report()
 
@@ -256,5 +271,6 @@ class FsdpStrategy:
             yield from unpacked(name, held, self._packings.get(name), self._tensors)
 
     def close(self) -> None:
+        self._kernel_order.close()
         if self._owns_group:
             dist.destroy_process_group()

@@ -266,6 +266,9 @@ class NxdStrategy:
         rows = library.whole_vocabulary(self._model(input_ids=padded))
         return (rows.transpose(0, 1) if self._nxd.sequence_parallel else rows)[:, :length]
 
+    def attention(self) -> None:
+        """None: NxD's kernels are the compiler's."""
+
     def compilation(self) -> None:
         """None: torch.compile has no part in it."""
 

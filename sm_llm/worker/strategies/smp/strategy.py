@@ -164,6 +164,9 @@ class SmpStrategy:
         order = torch.cat([chunk_positions(padded.shape[1], degree, it) for it in range(degree)])
         return torch.cat(parts, dim=1)[:, order.argsort().to(own.device)][:, :length]
 
+    def attention(self) -> None:
+        """None: SMP chooses it."""
+
     def compilation(self) -> None:
         """None: SMP does not compile."""
 
