@@ -191,10 +191,11 @@ def test_build_login_and_push() -> None:
     assert password == "secret"
     built = image_build.push(IMAGE, connect=lambda region: ecr, run=docker)
     assert (built.digest, ecr.made) == ("sha256:abc", ["sagemaker-sm-llm"])
-    assert image_build.pull_policy(IMAGE) is None
-    policy = image_build.pull_policy(IMAGE.replace("sagemaker-", ""))
-    assert policy is not None
-    assert policy["Statement"][0]["Resource"].endswith("repository/sm-llm")
+    for name, is_covered in ((IMAGE, True), (IMAGE.replace("sagemaker-", ""), False)):
+        assert image_build.covered_by_sagemaker_policy(name) is is_covered
+        # Nodes of clusters have no such policy of AWS's: what they need is stated for any name.
+        resource = image_build.pull_policy(name)["Statement"][0]["Resource"]
+        assert resource.endswith(f"repository/{'sagemaker-' if is_covered else ''}sm-llm")
 
 
 def test_what_cannot_be_built_is_reported() -> None:

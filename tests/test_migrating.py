@@ -9,10 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from sm_llm.spec.job import JobSpec
 from tests.fixtures.expected_warnings import is_expected
+from tests.launcher.slurm.test_jobs import listed
+from tests.launcher.slurm.test_nodes import Doctored, found
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "migrating.md").read_text()
@@ -121,6 +124,37 @@ FLAGS = [
 """Of ``arguments.py`` of awsome-distributed-training (17.SM-modelparallelv2, 10.FSDP) and amazon-sagemaker-examples."""
 ROWS = re.findall(r"^\| (`.*?) \| (.*) \|$", PAGE.partition("## Commands")[0], re.MULTILINE)
 COMMANDS = re.findall(r"`(sm-llm [^`]+)`", PAGE.partition("## Commands")[2].partition("## Weaknesses")[0])
+ON_SLURM = re.findall(
+    r"^\| (.*?) \| (.*) \|$", PAGE.partition("## Commands on Slurm")[2].partition("## Commands on Kub")[0], re.MULTILINE
+)
+THEIRS = {
+    "17.SM-modelparallelv2": (
+        "policy for ECR", "docker_build.sh", "cuDNN", "sbatch launch_training_enroot.sh", "--training_dir",
+        "--zipped_data 1",
+        "--resume_from_checkpoint", "--finetune 1", "--pretrained_model_name", "--pretrained_checkpoint_file",
+        "--finetune_checkpoint_load_dir",
+    ),
+    "10.FSDP": ("0.create_conda_env.sh", "sbatch 1.distributed-training.sbatch", "--checkpoint_dir", "--auto-resume=1"),
+    "llama3 on HyperPod": (
+        "python3.8 -m venv", "pip install torch-neuronx", "pip install -r requirements.txt", "git clone", "cp",
+        "sed -i", "huggingface-cli login", "huggingface-cli download", "get_dataset.py", "save-llama3-70B-model.py",
+        "convert_checkpoints.py", "wc -l", "--pretrained_weight_dir", "sbatch --auto-resume=True",
+        "run_llama3_70B_tp_pp.sh", "tail -f",
+    ),
+    "llama2 on ParallelCluster": (
+        "neuronx_distributed", "submit_ckpt_download_convert_job.sh", "submit_precompilation_job.sh",
+        "submit_training_job.sh", "submit_convert_to_full.sh", "dp_steps_per_epoch.py", "neuron_compile_cache",
+        "--load_pretrained_checkpoint", "--pretrained_checkpoint_dir", "--checkpoint_freq", "--num_kept_checkpoint",
+        "--logging_interval", "TP_DEGREE", "GBS", "MBS", "TOTAL_STEPS", "LR", "WARMUP_STEPS", "SEQ_LEN", "sinfo",
+        "scontrol show nodes", "squeue", "scancel",
+    ),
+}  # fmt: skip
+"""What the READMEs of the examples let one type on Slurm, or set in their scripts."""
+OURS = (
+    "doctor", "image import", "image build", "image push", "env create --profile fsdp", "env create --profile neuron",
+    "fit", "plan", "resume", "branch", "convert", "metrics", "logs -f", "status", "nodes", "stop",
+)  # fmt: skip
+"""Verbs that stand for them."""
 
 
 def test_every_flag_has_exactly_one_row() -> None:
@@ -158,6 +192,27 @@ def test_every_field_it_names_exists(path: str) -> None:
     assert fields(job_schema(), where[:3] if where[:3] == ["task", "model", "config"] else where, job_schema())
 
 
+@pytest.mark.parametrize("readme", THEIRS)
+def test_every_command_of_the_readmes_on_slurm_has_a_row(readme: str) -> None:
+    there = "\n".join(cell for cell, _ in ON_SLURM)
+    assert [it for it in THEIRS[readme] if it not in there] == []
+
+
+def test_every_verb_that_stands_for_one_is_named_on_slurm() -> None:
+    here = "\n".join(cell for _, cell in ON_SLURM)
+    assert [it for it in OURS if f"`sm-llm {it}" not in here] == []
+
+
+def test_doctor_prints_the_policy_that_its_row_promises() -> None:
+    """The policy for ECR, with the very options of the row."""
+    [command] = [it for it in COMMANDS if it.startswith("sm-llm doctor --backend slurm")]
+    given = dict(it.removeprefix("backend.").split("=", 1) for it in shlex.split(command)[4:])
+    checks = found(Doctored(listed("RUNNING")), virtual_environment=None, **given)
+    policy = checks["image in ECR"].policy
+    assert policy is not None
+    assert "658645717510:repository/smdistributed-modelparallel" in policy["Statement"][0]["Resource"]
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_parses(command: str) -> None:
     import typer
@@ -165,11 +220,15 @@ def test_every_command_parses(command: str) -> None:
     from sm_llm.cli.app import app
 
     words = shlex.split(command)[1:]
-    group = typer.main.get_command(app)
-    name, verb, rest = group.resolve_command(group.make_context("sm-llm", [], resilient_parsing=True), words)
-    assert verb is not None
-    assert name is not None
-    verb.make_context(name, rest)
+    verb = typer.main.get_command(app)
+    name = "sm-llm"
+    # ``image import`` is a verb of a group.
+    while isinstance(verb, click.Group):
+        found_name, found_verb, words = verb.resolve_command(verb.make_context(name, [], resilient_parsing=True), words)
+        assert found_name is not None
+        assert found_verb is not None
+        name, verb = found_name, found_verb
+    verb.make_context(name, words)
 
 
 @pytest.mark.parametrize("command", [it for it in COMMANDS if it.split()[1] in ("fit", "plan")])

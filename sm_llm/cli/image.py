@@ -73,15 +73,15 @@ def login(image: Image) -> None:
 @images.command()
 def push(image: Image) -> None:
     """Push an image, making its repository, and print its digest for backend.image_uri."""
-    from sm_llm.launcher.images.image_build import pull_policy
+    from sm_llm.launcher.images.image_build import covered_by_sagemaker_policy, pull_policy
     from sm_llm.launcher.images.image_build import push as bring
 
     done = bring(image)
     echo(f"{image.partition(':')[0]}@{done.digest}")
-    if (policy := pull_policy(image)) is not None:
+    if not covered_by_sagemaker_policy(image):
         # On standard error: standard output is the address for backend.image_uri alone.
         echo("The repository's name does not contain sagemaker, so the role of the jobs needs this policy:", err=True)
-        echo(json.dumps(policy, indent=2), err=True)
+        echo(json.dumps(pull_policy(image), indent=2), err=True)
 
 
 @images.command()

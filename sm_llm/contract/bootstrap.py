@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.image_packages import LOCK_FILE, WHEELHOUSE
+from sm_llm.contract.image_packages import LOCK_FILE, WHEELHOUSE, WHOLE_ENVIRONMENT
 from sm_llm.errors import StorageError
 from sm_llm.owned import PRIVATE, opener, temporary_folder
 from sm_llm.storage.s3.listing import object_pages
@@ -40,7 +40,7 @@ def install_missing(
     Ends the process with one line that names the remedy, where they cannot be installed or are still missing.
     """
     lock = Path(script).resolve().with_name(LOCK_FILE)
-    if lock.is_file():
+    if lock.is_file() and WHOLE_ENVIRONMENT not in environ:
         try:
             own = temporary_folder()
         except PermissionError as error:

@@ -8,6 +8,8 @@ LOCK_FILE = "sm_llm_lock.txt"
 """File beside the entrypoint with the packages to install; without it nothing is installed."""
 WHEELHOUSE = "SM_LLM_WHEELHOUSE"
 """Environment variable with an S3 prefix of wheels to install from; without it pip asks its index."""
+WHOLE_ENVIRONMENT = "SM_LLM_WHOLE_ENVIRONMENT"
+"""Environment variable that is set where the interpreter's environment is the user's own: nothing is installed."""
 REQUIREMENTS = "requirements.txt"
 """What a program needs beside its image: a file in the root of its folder."""
 _OWNED = ("torch", "torchvision", "torchaudio", "triton", "flash-attn", "transformer-engine", "deepspeed")

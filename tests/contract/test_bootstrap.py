@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sm_llm.contract import bootstrap
-from sm_llm.contract.image_packages import LOCK_FILE
+from sm_llm.contract.image_packages import LOCK_FILE, WHOLE_ENVIRONMENT
 from sm_llm.launcher.images.images import IMAGES
 from tests.fixtures.wheels import wheel
 
@@ -58,6 +58,13 @@ def test_without_a_lock_nothing_is_installed(tmp_path: Path) -> None:
     environ: dict[str, str] = {}
     bootstrap.install_missing(str(tmp_path / "train.py"), environ, lambda *_, **__: pytest.fail("installed"))
     assert environ == {}
+
+
+def test_nothing_is_installed_into_an_environment_of_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / LOCK_FILE).write_text("/nowhere/missing-1.0-py3-none-any.whl\n")
+    environ = {WHOLE_ENVIRONMENT: "1"}
+    bootstrap.install_missing(str(tmp_path / "train.py"), environ, lambda *_, **__: pytest.fail("installed"))
+    assert environ == {WHOLE_ENVIRONMENT: "1"}
 
 
 def test_a_failed_installation_names_the_ways_out(tmp_path: Path) -> None:

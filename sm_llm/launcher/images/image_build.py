@@ -98,12 +98,19 @@ def push(image_uri: str, *, connect: Callable[[str], Any] = AwsAccount, run: Any
     return Built(image_uri, found["imageDetails"][0]["imageDigest"])
 
 
-def pull_policy(image_uri: str) -> dict[str, Any] | None:
-    """What a role needs to pull an image; None where AWS's own SageMaker policy allows it, by the repository's name."""
+def covered_by_sagemaker_policy(image_uri: str) -> bool:
+    """Whether AmazonSageMakerFullAccess, which execution roles of jobs usually have, lets them pull an image.
+
+    It does by the repository's name. Roles of a cluster's nodes have other policies.
+    """
     match = registry_of(image_uri)
-    name = image_uri.removeprefix(f"{match[0]}/").partition(":")[0]
-    if "sagemaker" in name.lower():
-        return None
+    return "sagemaker" in _repository(image_uri, match).lower()
+
+
+def pull_policy(image_uri: str) -> dict[str, Any]:
+    """What a role needs to pull an image. Raises ``PlanError`` for one that is not in ECR."""
+    match = registry_of(image_uri)
+    name = _repository(image_uri, match)
     partition = "aws-cn" if dns_suffix(match["region"]).endswith(".cn") else "aws"
     resource = f"arn:{partition}:ecr:{match['region']}:{match['account']}:repository/{name}"
     statements = [
@@ -111,6 +118,10 @@ def pull_policy(image_uri: str) -> dict[str, Any] | None:
         {"Effect": "Allow", "Action": "ecr:GetAuthorizationToken", "Resource": "*"},
     ]
     return {"Version": "2012-10-17", "Statement": statements}
+
+
+def _repository(image_uri: str, registry: re.Match[str]) -> str:
+    return image_uri.removeprefix(f"{registry[0]}/").partition(":")[0]
 
 
 def registry_of(image_uri: str) -> re.Match[str]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.hosts import IN_ORDER, numeric
+from sm_llm.contract.image_packages import WHOLE_ENVIRONMENT
 from sm_llm.parent import end_with_parent
 from sm_llm.worker.node_setup import forking_torchrun
 from sm_llm.worker.node_setup.container_folders import STEPPED, make_container_folders, run_folder, user_folder
@@ -126,6 +127,8 @@ class Node:
             "PYTHONUNBUFFERED": "1",
             **self.environ,
             **_activation(self.environ),
+            # The lock in the bundle is for images: a virtual environment is used as it is.
+            **({} if backend["container_image"] else {WHOLE_ENVIRONMENT: "1"}),
             "SAGEMAKER_BASE_DIR": str(self.base),
         }
 

@@ -50,6 +50,8 @@ def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (programs / "scontrol").write_text(
         f'#!/bin/bash\n[ "$1" != show ] || exec echo node1\nprintf \'%s \' "$@" > {spied}/scontrol\n'
     )
+    # Only noted: what a job writes to are folders of a cluster, and tests may run as root.
+    (programs / "mkdir").write_text(f"#!/bin/bash\nprintf '%s\\0' \"$@\" > {spied}/mkdir\n")
     for program in programs.iterdir():
         program.chmod(0o700)
     variables = {"SLURM_JOB_ID": "5", "SLURM_JOB_NAME": "run-1", "SLURM_JOB_NODELIST": "node[1-2]"}

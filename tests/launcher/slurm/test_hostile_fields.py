@@ -106,6 +106,7 @@ def test_hostile_text_in_any_field_is_refused_or_stays_a_value(name: str, stubs:
     loop = 'for script in *.sh; do bash "$script" > /dev/null 2>> errors; done; true'
     subprocess.run(["bash", "-c", loop], cwd=tmp_path, timeout=120, check=True)
     assert not list(tmp_path.rglob("executed*")), (tmp_path / "errors").read_text()[-2000:]
+    assert (stubs / "mkdir").exists(), "no folder of a cluster is made on this machine"
 
 
 def test_every_value_in_the_template_passes_a_filter_or_is_a_number() -> None:

@@ -156,6 +156,9 @@ def test_what_a_login_node_shows() -> None:
     resource = "arn:aws:ecr:us-west-2:658645717510:repository/smdistributed-modelparallel"
     assert policy["Statement"][0]["Resource"] == resource
     assert found(replace(hyperpod, gres="(null)"), **asked)["auto-resume"].outcome == "ok"
+    # The rule of SageMaker's execution roles for such names does not hold for a cluster's role.
+    named = image.replace("smdistributed-modelparallel", "team/SageMaker-train")
+    assert found(hyperpod, **{**asked, "container_image": named})["image in ECR"].policy is not None
 
 
 @pytest.mark.parametrize("gres", ["(null)", "gpu:8"])

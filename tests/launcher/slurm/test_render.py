@@ -91,6 +91,35 @@ def test_the_script_is_the_golden_one(name: str) -> None:
     assert script(name) == (GOLDEN / f"{name}.sh").read_text()
 
 
+BACKENDS: dict[str, dict[str, Any]] = {
+    "sagemaker": {
+        "name": "sagemaker", "role": "arn:aws:iam::123456789012:role/SageMaker", "region": "us-west-2",
+        "max_run_seconds": 3600,
+    },
+    "container": {"name": "slurm", "shared_folder": "/fsx/sm_llm", "container_image": "/fsx/x.sqsh"},
+    "virtual environment": VENV,
+    "kubeflow": {"name": "kubeflow", "image": "registry.example.com/train:1", "namespace": "team"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["train", "script"])
+def test_all_backends_get_the_same_bundle(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    task = TINY["task"] if kind == "train" else {"kind": "script", "source": str(tmp_path), "entry": "train.py"}
+    compute = {"instance_type": "ml.p5.48xlarge", "instance_count": 2}
+    job = {**TINY, "task": task, "compute": compute, "storage": "s3://bucket/runs"}
+    found: dict[str, str] = {}
+    for name, options in BACKENDS.items():
+        _, [submission] = preview({**job, "backend": options})
+        found |= {
+            match[1]: name
+            for uri in submission.uploads
+            if (match := re.search(r"bundles/([0-9a-f]{64})", uri)) is not None
+        }
+        assert name in found.values(), submission.uploads.keys()
+    assert len(found) == 1
+
+
 def test_every_step_has_a_golden_script() -> None:
     assert [step for name in FLOWS for step in step_scripts(name)] == STEPS
 
@@ -157,13 +186,13 @@ def container(**options: Any) -> dict[str, Any]:
 def test_a_container_sees_every_folder_that_the_specification_names(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('trained')\n")
     task = {"kind": "script", "entry": "train.py", "args": ["inputs.rows/a"]}
-    backend = container(container_mounts=["/opt/own:/own:ro"])
+    backend = container(container_mounts=["/opt/own:/own:ro", "/data"])
     submission = render({**TINY, "task": task, "inputs": {"rows": "/data/rows"}, "backend": backend})
     mounts = re.search(r"--container-mounts=(\S+)", submission.request["script"])
     assert mounts is not None
     bundle = f"/fsx/sm_llm/bundles/{submission.request['bundle']}:/opt/sm_llm:ro"
     expected = ["/fsx/sm_llm", "/tmp", "/fsx/runs", "/data/rows"]
-    assert mounts[1].split(",") == [*(f"{it}:{it}" for it in expected), bundle, "/opt/own:/own:ro"]
+    assert mounts[1].split(",") == [*(f"{it}:{it}" for it in expected), bundle, "/opt/own:/own:ro", "/data:/data"]
 
 
 def test_trackers_secrets_and_relative_places_are_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from sm_llm.launcher.backends.slurm.setup.environments import Profile
 from sm_llm.launcher.backends.slurm.setup.setup_job import SetupJob, run_job
 from sm_llm.launcher.tools import clusters
 from sm_llm.spec.backends.slurm import SlurmOptions
+from sm_llm.spec.machines.neuron_releases import RELEASES
 from tests.fixtures.wheels import wheel
 from tests.launcher.slurm.test_jobs import Submits, listed
 from tests.launcher.slurm.test_script import HOSTILE
@@ -108,6 +109,10 @@ def test_locks_of_environments_pin_everything() -> None:
         pinned = [environment_check.canonical(it.partition("==")[0]) for it in lines if "==" in it]
         assert len(pinned) == len(lines), name
         assert len(set(pinned)) == len(pinned), f"{name}: a package is pinned twice"
+    # Of one SDK: its framework names the PyTorch that it is built against.
+    neuron = environments.profiles()["neuron"].base.splitlines()
+    assert {f"torch=={RELEASES[0].torch}", f"torch-xla=={RELEASES[0].torch}"} < set(neuron)
+    assert any(it.startswith("libneuronxla==") for it in neuron)
     with pytest.raises(PlanError, match="--profile: there is no such profile"):
         clusters.create_environment("slurm", "smp", backend={"shared_folder": "/fsx"})
 

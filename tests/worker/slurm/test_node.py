@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sm_llm.contract.hosts import Hosts
+from sm_llm.contract.image_packages import WHOLE_ENVIRONMENT
 from sm_llm.worker.node_setup import forking_torchrun
 from sm_llm.worker.slurm.node import BAD_NODE, Node
 
@@ -161,6 +162,13 @@ def test_programs_of_the_virtual_environment_are_found_by_name(tmp_path: Path, m
     assert (variables["PATH"], variables["VIRTUAL_ENV"]) == ("/fsx/venv/bin:/usr/bin:/bin", "/fsx/venv")
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     assert node.variables()["PATH"] == "/usr/bin:/bin"
+
+
+@pytest.mark.parametrize("image", [None, "x.sqsh"])
+def test_the_lock_of_images_is_installed_in_containers_alone(image: str | None, tmp_path: Path) -> None:
+    backend = {"scratch_folder": str(tmp_path), "stop_seconds": 5.0, "container_image": image}
+    node = Node(job(tmp_path, spec={"backend": backend, "task": {"kind": "train"}}), 1, "train.py")
+    assert (WHOLE_ENVIRONMENT in node.variables()) == (image is None)
 
 
 def test_folders_that_the_task_writes_to_are_checked(tmp_path: Path) -> None:

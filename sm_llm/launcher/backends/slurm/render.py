@@ -40,7 +40,7 @@ def render(plan: Plan, job: JobFile) -> Submission:
     spec = job.spec
     options = SlurmOptions.of(spec)
     paths = ClusterPaths(options.shared_folder)
-    bundle = make_bundle(target.program, lock_text(stack_of(spec)) if options.container_image is not None else None)
+    bundle = make_bundle(target.program, lock_text(stack_of(spec)))
     unpacked = paths.bundle(bundle.digest)
     code = unpacked if options.container_image is None else IN_CONTAINER
     seen = _seen_by_nodes(spec, code, has_program=target.program is not None)
@@ -154,7 +154,9 @@ def _environment(job: JobFile, target: SlurmTarget, paths: ClusterPaths, code: s
 
 def _container(options: SlurmOptions, target: SlurmTarget, bundle: str, names: Sequence[str]) -> list[Option]:
     """pyxis' options of srun. Of variables that the image sets as well, those in ``names`` win over it."""
-    mounts = [*(f"{it}:{it}" for it in target.mounts), f"{bundle}:{IN_CONTAINER}:ro", *options.container_mounts]
+    # pyxis documents a place for each folder.
+    own = (it if ":" in it else f"{it}:{it}" for it in options.container_mounts)
+    mounts = [*(f"{it}:{it}" for it in target.mounts), f"{bundle}:{IN_CONTAINER}:ro", *own]
     return [
         ("container-image", options.container_image),
         ("container-mounts", ",".join(mounts)),

@@ -60,9 +60,8 @@ def checks(
         except PlanError as error:
             yield ClusterCheck("image in ECR", "failed", str(error))
         else:
-            if policy is not None:
-                detail = "the role of the nodes needs the policy below to pull it; that cannot be checked from here"
-                yield ClusterCheck("image in ECR", "warning", detail, policy)
+            detail = "the role of the nodes needs the policy below to pull it; that cannot be checked from here"
+            yield ClusterCheck("image in ECR", "warning", detail, policy)
     yield image_check(options, cluster, tell)
 
 

@@ -109,9 +109,8 @@ def _image(options: SlurmOptions, cluster: Cluster) -> Iterator[ClusterCheck]:
         # Only IAM itself could state what the role of the nodes may do, and a user may not ask it.
         # enroot writes REGISTRY#REPOSITORY where Docker writes a slash.
         policy = pull_policy(image.replace("#", "/", 1))
-        if policy is not None:
-            detail = "the role of the nodes needs the policy below to pull it; that cannot be checked from here"
-            yield ClusterCheck("image in ECR", "warning", detail, policy)
+        detail = "the role of the nodes needs the policy below to pull it; that cannot be checked from here"
+        yield ClusterCheck("image in ECR", "warning", detail, policy)
 
 
 def _seen_by_nodes(

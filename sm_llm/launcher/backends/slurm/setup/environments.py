@@ -81,7 +81,8 @@ _MODULES = ("torch", "transformers", "tokenizers", "safetensors", "pydantic")
 
 def profiles() -> dict[str, Profile]:
     """The environments by name."""
-    neuron = "".join(f"{name}=={version}\n" for name, version in RELEASES[0].packages.items())
+    sdk = "".join(f"{name}=={version}\n" for name, version in RELEASES[0].packages.items())
+    neuron = f"{sdk}{lock_text('environment-neuron')}"
     return {
         "fsdp": Profile(lock_text("environment-fsdp"), lock_text("gpu"), _MODULES),
         "neuron": Profile(
