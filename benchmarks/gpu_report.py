@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_settings import OURS, RATIOS
+from gpu_settings import OURS, RATIOS, SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +24,7 @@ HEAD = (
     "| setting | subject | turns | tokens/s per GPU | MFU | step ms (smallest to largest) | allocated (predicted) "
     "| reserved | card (predicted) | first step s, new / later | compiled layers | attention | losses |"
 )
+AUTO = "auto"
 _NEAR, _BELOW = 0.08, 0.05
 """How far a prediction may be from what was allocated: either way, and under it."""
 
@@ -85,6 +86,7 @@ def tables(found: Turns) -> Iterator[str]:
         return
     yield f"\n{first['card']}, torch {first['torch']}; MFU: {first['flops_formula']}; memory in GiB"
     yield from ratios(found)
+    yield from chosen(found)
     yield from peaks(found)
     yield from starts_of(found)
     yield from overheads(found)
@@ -105,6 +107,14 @@ def ratios(found: Turns) -> Iterator[str]:
             lines.append(f"| {it.about} | {ours:,.0f} / {other:,.0f} | {ours / other:.3f} | {it.bar:.2f} | {verdict} |")
     if lines:
         yield from ("\n| ratio | tokens/s | measured | bar | |", "|---|---|---|---|---|", *lines)
+
+
+def chosen(found: Turns) -> Iterator[str]:
+    """What the planner has chosen, of settings that leave it open."""
+    for name, by_subject in found.items():
+        for turn in by_subject.get(OURS, [])[:1]:
+            if AUTO in (SETTINGS[name].compile, SETTINGS[name].micro_batch_size):
+                yield f"chosen for {name}: {', '.join(f'{key} {value}' for key, value in turn['settings'].items())}"
 
 
 def peaks(found: Turns) -> Iterator[str]:

@@ -35,8 +35,10 @@ from gpu_report import row, tables
 from gpu_settings import BARE, BEFORE, NOTHING, OURS, RATE, SETTINGS, SUITES, TORCHTITAN
 
 from sm_llm.contract.memory_estimate import memory_estimate
+from sm_llm.models.config import model_config
+from sm_llm.models.families.table import family
 from sm_llm.runs.events.events import read_events
-from sm_llm.spec.machines.hardware import Card
+from sm_llm.spec.machines.hardware import Card, peak_flops
 from sm_llm.spec.tasks import settings
 
 if TYPE_CHECKING:
@@ -308,10 +310,17 @@ def run(subject: str, name: str, options: argparse.Namespace, cache: Path, secon
             return None
         found: dict[str, Any] = json.loads(result.read_text())
         if subject == TORCHTITAN:
-            setting = SETTINGS[name]
-            rate = setting.batch * setting.seq_length / found["steps"][1]
-            found |= {"tokens_per_second_per_gpu": rate, "mfu": None, "losses": [], "flops_formula": ""}
+            found |= {"losses": [], **rates(SETTINGS[name], found)}
         return found
+
+
+def rates(setting: Setting, found: dict[str, Any]) -> dict[str, Any]:
+    """Tokens/s and MFU of torchtitan's steps, by the formula that ours have."""
+    config = model_config(preset=setting.preset, path=None, pretrained=None, overrides=setting.config)
+    kind, peak = family(config), peak_flops(found["card"])
+    rate = setting.batch * setting.seq_length / found["steps"][1]
+    mfu = None if peak is None else rate * kind.flops_per_token(config, setting.seq_length) / peak
+    return {"tokens_per_second_per_gpu": rate, "mfu": mfu, "flops_formula": kind.flops_formula}
 
 
 def child(options: argparse.Namespace) -> None:
@@ -345,7 +354,8 @@ def planned(options: argparse.Namespace) -> tuple[list[tuple[str, str]], int]:
 def take_turns(options: argparse.Namespace, cache: Path) -> Turns:
     """Round after round, every second one backwards: what ends early has whole rounds, and no subject is always first.
 
-    A turn is not begun that would last longer than there is time, by the longest of its kind so far.
+    A turn is not begun that would last longer than there is time, by the longest of its kind so far, or the shortest of
+    any.
     """
     turns, rounds = planned(options)
     results: Turns = {}
@@ -356,7 +366,7 @@ def take_turns(options: argparse.Namespace, cache: Path) -> Turns:
     for number in range(rounds):
         for name, subject in turns if number % 2 == 0 else turns[::-1]:
             left = end - time.monotonic()
-            if left < lasted.get((name, subject), 0.0) or left <= 0:
+            if left <= lasted.get((name, subject), min(lasted.values(), default=0.0)):
                 print(f"{name} {subject}: no time left for round {number + 1}", file=sys.stderr, flush=True)
                 continue
             began = time.monotonic()

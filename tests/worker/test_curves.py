@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
-STEPS, LENGTH = 200, 128
+STEPS, LENGTH = 200, 64
 MODEL = {
-    "vocab_size": 1024,
-    "hidden_size": 128,
-    "intermediate_size": 256,
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -49,6 +49,7 @@ def curves(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, li
         task = train_task(
             model={"preset": "tiny", "config": MODEL},
             data={"format": "rows", "train": str(rows), "seq_length": LENGTH},
+            micro_batch_size=8,
             max_steps=STEPS,
             precision={"compute": compute},
             validation={"every_steps": None},

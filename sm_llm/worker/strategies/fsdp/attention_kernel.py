@@ -116,12 +116,17 @@ def _reasons(
         FLASH: torch.backends.cuda.can_use_flash_attention,
         EFFICIENT: torch.backends.cuda.can_use_efficient_attention,
     }
-    with warnings.catch_warnings(record=True) as given:
+    found: list[str] = []
+
+    def note(text: Warning | str, *_: Any, **__: Any) -> None:
+        found.append(str(text).partition(" (Triggered")[0].strip())
+
+    with warnings.catch_warnings():  # which puts back what shows them
         warnings.simplefilter("always")
+        warnings.showwarning = note  # type: ignore[assignment]
         grouped = query.shape[1] != key.shape[1]
         causal = mask is None
         able = usable[expected](torch.backends.cuda.SDPAParams(query, key, key, mask, dropout, causal, grouped), True)
     if able:
         return [f"torch prefers another, though {expected} can compute it"]
-    found = [str(it.message).partition(" (Triggered")[0].strip() for it in given]
-    return [it for it in dict.fromkeys(found) if it] or ["torch gives no reason"]
+    return list(dict.fromkeys(filter(None, found))) or ["torch gives no reason"]
