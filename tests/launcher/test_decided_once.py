@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm import launch
+from sm_llm.contract import memory_planner
 from sm_llm.launcher import planner
 from sm_llm.launcher.backends.local.backend import LocalBackend
 from sm_llm.launcher.backends.sagemaker import plan_checks
@@ -32,6 +33,13 @@ DECISIONS = {
     "request": request.training_job,
 }
 NUMBERS = {"derived numbers": derive.derive}
+FIXED = (
+    "task.micro_batch_size=2",
+    "task.precision.compile=true",
+    "task.parallelism.activation_checkpointing=selective",
+    "task.parallelism.reshard_after_forward=true",
+)
+"""Nothing is left to the planner, which derives the numbers of whatever it tries."""
 ACCOUNT = ("backend.role=arn:aws:iam::123456789012:role/x", "backend.region=us-east-1", "storage=s3://bucket-x/x")
 
 
@@ -61,13 +69,19 @@ def account(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_dry_run_decides_everything_once() -> None:
     with calls(DECISIONS | NUMBERS) as found:
-        launch("llama-2-7b-fsdp", *ACCOUNT, dry_run=True)
+        launch("llama-2-7b-fsdp", *ACCOUNT, *FIXED, dry_run=True)
     assert found == dict.fromkeys(DECISIONS | NUMBERS, 1)
+
+
+def test_settings_are_chosen_once() -> None:
+    with calls({"choice": memory_planner.choose}) as found:
+        launch("llama-2-7b-fsdp", *ACCOUNT, dry_run=True)
+    assert found == {"choice": 1}
 
 
 def test_so_does_the_command_that_prints_it(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     with calls(DECISIONS | NUMBERS) as found:
-        code, _ = cli_output(monkeypatch, capsys, "fit", "llama-2-7b-fsdp", *ACCOUNT, "--dry-run")
+        code, _ = cli_output(monkeypatch, capsys, "fit", "llama-2-7b-fsdp", *ACCOUNT, *FIXED, "--dry-run")
     assert code == 0
     assert found == dict.fromkeys(DECISIONS | NUMBERS, 1)
 

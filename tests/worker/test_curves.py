@@ -52,6 +52,7 @@ def curves(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, li
             micro_batch_size=8,
             max_steps=STEPS,
             precision={"compute": compute},
+            optim={"learning_rate": 1e-3, "min_learning_rate": 1e-4},
             validation={"every_steps": None},
             checkpoint={"every_steps": STEPS},
             logging={"every_steps": 50},
