@@ -26,8 +26,8 @@ MODEL = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-BANDS = {"bf16": 0.01, "fp8": 0.03}
-"""Of the mean of 20 neighbouring losses, nats, at every step; a loss alone varies by more."""
+BANDS = {"bf16": 0.002, "fp8": 0.01}
+"""Of the mean of 20 neighbouring losses, nats, at every step: four times what was seen (0.0005 and 0.0025)."""
 WINDOW = 20
 
 
@@ -73,7 +73,7 @@ def means(values: list[float]) -> torch.Tensor:
 
 def test_the_reference_learns(curves: dict[str, list[float]]) -> None:
     assert len(curves["fp32"]) == STEPS
-    assert curves["fp32"][-1] < curves["fp32"][0] - 1.5
+    assert curves["fp32"][-1] < curves["fp32"][0] - 1.2
 
 
 @pytest.mark.parametrize("compute", BANDS)
