@@ -10,7 +10,7 @@ from sm_llm.cli.app import app
 from sm_llm.cli.options import AsJson, S3Access, console, print_json, s3_access
 from sm_llm.terminal import echo
 
-Source = Annotated[str, typer.Argument(metavar="SRC", help="Folder of the weights to read, here or s3://...")]
+Source = Annotated[str, typer.Argument(metavar="SRC", help="Folder of the weights to read, here or s3://...; to hf also RUN[@STEP]")]
 Destination = Annotated[str, typer.Argument(metavar="DST", help="New folder, here or s3://...")]
 To = Annotated[str, typer.Option("--to", metavar="nxd|hf", help="What to write.")]
 Tensor = Annotated[int | None, typer.Option("--tp", help="Tensor-parallel degree; to nxd required.")]
@@ -79,7 +79,7 @@ def convert(
       sm-llm convert ./llama-3-8b ./ckpt/pretrained_weight --to nxd --tp 32 --kv-multiplier 4 --qkv fused --verify
       sm-llm convert ./ckpt/step_1000 ./trained --to hf --config ./llama-3-8b
       sm-llm convert s3://BUCKET/llama-3-8b s3://BUCKET/shards --to nxd --tp 8 --scratch /mnt/nvme
-      sm-llm convert ./runs/NAME/ckpt/step-00000010/SAVE/data ./step-10 --to hf --config ./llama
+      sm-llm convert ./runs/NAME@400 ./step-400 --to hf
     """
     from sm_llm.convert.api import convert as run
     from sm_llm.launcher.tools.sync_command import shown, stopping_on_signals

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.convert.conversion_jobs import ConversionJob, Given, job_to_hf, job_to_nxd
 from sm_llm.convert.hf_source import SOURCE, local_folder
-from sm_llm.convert.remote import staging_of
+from sm_llm.convert.remote import checkpoint_data, staging_of
 from sm_llm.convert.report import (
     ConversionReport,
     Progress,
@@ -63,7 +63,8 @@ def convert(
     threads write at once (default: two per CPU, at most 8). Memory is a few MiB per worker, whatever the model's size.
     ``verify`` reads back what was written: every tensor's checksum, and the logits of the sharded model.
 
-    Each of ``source``, ``destination`` and ``config`` is a folder here or in S3, which ``options`` reach. What is in S3
+    Each of ``source``, ``destination`` and ``config`` is a folder here or in S3, which ``options`` reach; ``source`` to
+    hf may be a run, ``RUN@STEP`` or ``RUN`` for its newest checkpoint. What is in S3
     has a copy below ``scratch`` (default: the machine's temporary files) until the conversion is complete.
 
     An interrupted conversion is continued by the same call. Raises ``ConversionRefused`` before anything is written
@@ -74,7 +75,8 @@ def convert(
     if to not in ("nxd", "hf"):
         raise ConversionRefused([Issue("conversion-target-unknown", "to (--to)", "must be nxd or hf", to)])
     _check_switches(**{"xser (--xser)": xser, "verify (--verify)": verify})
-    locations = str(source), str(destination), None if config is None else str(config)
+    checkpoint = checkpoint_data(str(source), options) if to == "hf" else None
+    locations = checkpoint or str(source), str(destination), None if config is None else str(config)
     staging = staging_of(*locations, scratch, options)
     here = locations if staging is None else staging.fetch()
     given = Given(
@@ -95,6 +97,8 @@ def convert(
     if staging is not None:
         staging.deliver()
         report = replace(report, source=locations[0], destination=locations[1])
+    if checkpoint is not None:
+        report = replace(report, notes=(f"the checkpoint of {source} is {checkpoint}", *report.notes))
     return replace(report, seconds=time.monotonic() - began)
 
 

@@ -15,7 +15,7 @@ from sm_llm.errors import ConversionError, ConversionRefused, Issue
 from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 Rank = tuple[int, int]
@@ -63,10 +63,15 @@ def find_shards(folder: Path) -> NxdSource:
     Raises ``ConversionRefused`` for several checkpoints, an incomplete one, mixed namings and missing ranks.
     """
     model = folder / SHARDS if (folder / SHARDS).is_dir() else folder
-    root = model.parent if model.name == SHARDS else folder
     found = dict(_rank_files(model))
     if not found:
-        raise ConversionRefused([_nothing(folder)])
+        tags = _tags(folder)
+        if len(tags) != 1:
+            raise ConversionRefused([_nothing(folder, tags)])
+        # The data of a run's checkpoint: one tag, beside the files of the run's processes.
+        model = folder / tags[0] / SHARDS
+        found = dict(_rank_files(model))
+    root = model.parent if model.name == SHARDS else model
     _check_marker(root)
     if len(found) > 1:
         shown = "; ".join(f"{naming} ({counted(len(ranks), 'file')})" for naming, ranks in found.items())
@@ -179,9 +184,13 @@ def _rank_files(model: Path) -> Iterator[tuple[str, dict[Rank, Path]]]:
             yield naming, ranks
 
 
-def _nothing(folder: Path) -> Issue:
+def _tags(folder: Path) -> list[str]:
+    """Checkpoints in ``folder``, by the names of their folders."""
+    return sorted(it.name for it in folder.iterdir() if (it / SHARDS).is_dir() and any(_rank_files(it / SHARDS)))
+
+
+def _nothing(folder: Path, tags: Sequence[str]) -> Issue:
     """Why a folder holds no shards: several checkpoints, one that is being chosen by the user, or other files."""
-    tags = sorted(it.name for it in folder.iterdir() if (it / SHARDS).is_dir() and any(_rank_files(it / SHARDS)))
     if tags:
         done = [it for it in tags if (folder / it / "done").is_file()]
         # By number: step_10 comes after step_9.

@@ -1,4 +1,4 @@
-"""Conversions from and to S3, by way of a folder on this machine; one that was broken off continues there."""
+"""Where a conversion reads and writes: checkpoints of runs, and S3 by way of a folder on this machine."""
 
 from __future__ import annotations
 
@@ -8,14 +8,47 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sm_llm.convert.hf_source import SOURCE
 from sm_llm.convert.work import DESTINATION, MANIFEST
 from sm_llm.errors import ConversionRefused, Issue
 from sm_llm.owned import temporary_folder
+from sm_llm.storage.publication.find import find_newest
+from sm_llm.storage.publication.keys import COMMITS
 from sm_llm.storage.syncing.sync import sync
-from sm_llm.storage.uri import is_s3, open_store
+from sm_llm.storage.uri import is_s3, join, open_store, run_and_step
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sm_llm.storage.s3.s3_options import S3Options
+
+# Of a checkpoint: several times its weights.
+_NOT_WEIGHTS = "optim"
+
+
+def checkpoint_data(source: str, options: S3Options | None) -> str | None:
+    """Where the files of ``RUN@STEP`` are, or of the newest checkpoint of ``RUN``; None where ``source`` is no run.
+
+    The newest is the one with the highest step whose commit fits its files. Raises ``ConversionRefused`` for a step
+    that is not there, ``CheckpointError`` where no checkpoint can be used, ``StorageError``.
+    """
+    if "://" in source and not is_s3(source):
+        return None
+    source = source if is_s3(source) else str(Path(source).expanduser())
+    # A folder may have a name of this form.
+    run, step = (source, None) if not is_s3(source) and Path(source).is_dir() else run_and_step(source)
+    if not is_s3(run) and not Path(run).is_dir():
+        return None
+    store = open_store(run, options)
+    if not store.holds(COMMITS):
+        return None
+    newest = find_newest(store, allow_step=None if step is None else lambda it: it == step)
+    if newest.commit is None:
+        which = "a checkpoint" if step is None else f"a checkpoint of step {step}"
+        remedy = f"List them: sm-llm checkpoints {quoted(run)}"
+        raise ConversionRefused([Issue("run-lacks-checkpoint", SOURCE, f"{run} does not have {which}", remedy=remedy)])
+    return join(store.uri, newest.commit.save.data_prefix.rstrip("/"))
 
 
 @dataclass(frozen=True)
@@ -41,14 +74,14 @@ class ConversionCopies:
                 [Issue("destination-holds-objects", DESTINATION, "holds objects already", self.destination, remedy)]
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        source = self._fetched(self.source, "source")
+        source = self._fetched(self.source, "source", exclude=[_NOT_WEIGHTS])
         config = None if self.config is None else self._fetched(self.config, "config")
         return source, str(self._target) if is_s3(self.destination) else self.destination, config
 
-    def _fetched(self, address: str, name: str) -> str:
+    def _fetched(self, address: str, name: str, exclude: Sequence[str] = ()) -> str:
         if not is_s3(address):
             return address
-        sync(address, self.folder / name, options=self.options)
+        sync(address, self.folder / name, exclude=exclude, options=self.options)
         return str(self.folder / name)
 
     @property

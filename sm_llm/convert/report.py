@@ -140,6 +140,12 @@ def manifest_json(
     return json.dumps(content, indent=1) + "\n"
 
 
+def trained_manifest(model_type: str, degrees: NxdDegrees) -> str:
+    """The manifest of shards that a training saved: how they are cut, and nothing of a source."""
+    content = {"format": _FORMAT, "version": _VERSION, "to": "nxd", "model_type": model_type, **degrees_json(degrees)}
+    return json.dumps(content, indent=1) + "\n"
+
+
 def read_manifest(path: Path) -> dict[str, Any] | None:
     """The manifest at ``path``; None if there is none. Raises ``ValueError`` for anything else."""
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import Issue, PlanError, SpecError, warning
 from sm_llm.launcher.planning.checks import DATA_CHECKERS, MODEL_CHECKERS
 from sm_llm.launcher.planning.draft import Draft, UpstreamOutput
+from sm_llm.launcher.planning.model_facts import known_preset
 from sm_llm.launcher.planning.plan import Plan
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.tasks import PrepareTask, TrainTask, training_of
@@ -133,6 +134,7 @@ def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = No
     upstream = {
         name: UpstreamOutput.of(task) if isinstance(task, PrepareTask) else None for name, task in tasks.items()
     }
+    presets = {name: known_preset(tasks, name) for name in tasks}
     for name in workflow.steps:
         prefix = f"steps.{name}."
         # The origins name paths of the workflow, a plan those of its own job.
@@ -142,7 +144,7 @@ def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = No
         try:
             job = resolve(workflow_job(workflow, name), {}, outputs)
             after = tuple(sorted(step_dependencies(workflow, name), key=list(workflow.steps).index))
-            plans.append(plan_job(job, origins=own, upstream=upstream, step=name, after=after))
+            plans.append(plan_job(job, origins=own, upstream=upstream, presets=presets, step=name, after=after))
         except (PlanError, SpecError) as error:
             issues[name] = error.issues
     if issues:
@@ -168,6 +170,7 @@ def plan_job(
     *,
     origins: Mapping[str, str] | None = None,
     upstream: Mapping[str, UpstreamOutput | None] | None = None,
+    presets: Mapping[str, str | None] | None = None,
     step: str | None = None,
     after: Sequence[str] = (),
 ) -> Plan:
@@ -177,7 +180,7 @@ def plan_job(
     from sm_llm.spec.references import resolve
 
     job = resolve(job, {}, {name: f"steps.{name}.output" for name in upstream or {}})
-    draft = Draft(job, upstream or {}, origins or {})
+    draft = Draft(job, upstream or {}, origins or {}, presets or {})
     found = run(MODEL_CHECKERS, draft)
     found += run(DATA_CHECKERS, draft, found)
     rows = draft.rows.value

@@ -141,7 +141,8 @@ class CheckpointSpec(SpecModel):
     keep_every_steps: int | None = Field(default=None, ge=1, le=10**12)
     """Also keep every commit whose step is a multiple of this."""
     async_save: bool = True
-    """Write and publish in the background; false waits for each, at most ``max_blocking_seconds``."""
+    """Write and publish in the background; false waits for each, at most ``max_blocking_seconds``. Strategy nxd always
+    waits until the node's disk has a save."""
     max_blocking_seconds: float = Field(default=60.0, gt=0, le=2_419_200)
     """Wait at most this long until an earlier save is on the local disk; then skip the new one with a warning."""
     max_unpublished_seconds: float = Field(default=7200.0, gt=0, le=2_419_200)

@@ -72,6 +72,7 @@ XLA_SYMBOLS = {
     "core/xla_model.py": ("xla_device", "mark_step"),
     "distributed/zero_redundancy_optimizer.py": ("ZeroRedundancyOptimizer",),
     "utils/checkpoint.py": ("checkpoint",),
+    "utils/serialization.py": ("TensorReference",),
 }
 
 

@@ -6,6 +6,7 @@ Every process runs every configuration; rank 0 writes results.json, with the cal
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -20,12 +21,18 @@ from run_configurations import Harness
 from worker_jobs import MODEL, result_folder, train_task
 
 from sm_llm.convert.api import convert
+from sm_llm.storage.checksum import crc64_file
+from sm_llm.storage.publication import publish as publication
+from sm_llm.storage.publication.manifest import encode
+from sm_llm.storage.uri import open_store
 
 STEPS = 6
 LEAN = {"checkpoint": {"every_steps": STEPS}, "validation": {"every_steps": STEPS}}
 MAX_NORM = 0.5
 SHORT = {"max_steps": STEPS, "global_batch_size": 4, "optim": {"max_grad_norm": MAX_NORM}}
 """Enough for a warm-up and a save on the way."""
+THREE = {"max_steps": 3, "optim": {"max_grad_norm": MAX_NORM, "schedule_steps": STEPS}}
+"""The first three of these steps."""
 UNTIED = {"preset": "tiny", "config": {**MODEL, "tie_word_embeddings": False}}
 TIED = {"preset": "tiny", "config": {**MODEL, "tie_word_embeddings": True}}
 NXD = {"strategy": "nxd", "tensor_parallel_degree": 2, "flash_attention": False}
@@ -74,6 +81,14 @@ def two(harness: Harness) -> None:
     harness.run("broken", task(**saves), attempt=2)
     harness.run("left", task(checkpoint={"every_steps": 3}), break_at=4)
     harness.run("left", task(parallelism={"tensor_parallel_degree": 1}), attempt=2, fails=True)
+    harness.run("three", task(**THREE))
+    harness.run("broken-copied", task(parallelism=LAYOUTS["copied"], **saves), break_at=5)
+    harness.run("broken-copied", task(parallelism=LAYOUTS["copied"], **saves), attempt=2)
+    harness.run("hostile", task(checkpoint={"every_steps": 3}), break_at=4)
+    if dist.get_rank() == 0:
+        make_hostile(harness.folder / "hostile")
+    dist.barrier()
+    harness.run("hostile", task(checkpoint={"every_steps": 3}), attempt=2, fails=True)
     harness.run("tied", task(model=TIED, **LEAN))
     start = {"pretrained": str(result_folder(harness.folder / "tensor"))}
     harness.run("pretrained", task(start=start, model={"preset": None, "config": {}}, max_steps=2, **LEAN))
@@ -86,6 +101,32 @@ def two(harness: Harness) -> None:
     prompt = {"sample_prompt": "ab", "sample_tokens": 3}
     tokenizer = str(harness.folder / "tokenizer")
     harness.run("sampled", task(tokenizer=tokenizer, logging=prompt, max_steps=2, **LEAN))
+
+
+class Marker:
+    """What an unrestricted unpickler would run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def make_hostile(run: Path) -> None:
+    """Put a program into the checkpoint of somebody who may also write its commit."""
+    store = open_store(run)
+    commit = publication.find_newest(store).commit
+    assert commit is not None
+    files = {it.path: it for it in commit.files}
+    # Those of both processes: a process that fails alone would leave the other one waiting.
+    for path in [it for it in files if re.fullmatch(r"step_3/optim/[a-z0-9_]+\.pt", it)]:
+        file = run / commit.save.data_prefix / path
+        torch.save({"step": Marker(run / "RAN")}, file)
+        changed = {"size": file.stat().st_size, "crc64nvme": crc64_file(file)}
+        files[path] = files[path].model_copy(update=changed)
+    changed_commit = commit.model_copy(update={"files": tuple(files.values())})
+    (run / commit.save.slot.commit_key).write_bytes(encode(changed_commit))
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -112,6 +153,8 @@ def four(harness: Harness) -> None:
     saves = {"checkpoint": {"every_steps": 3, "verify_state": True}, "precision": {"compute": "bf16"}}
     harness.run("broken", task(**saves), break_at=5)
     harness.run("broken", task(**saves), attempt=2)
+    harness.run("left", task(**saves), break_at=4)
+    harness.run("three", task(**THREE, precision={"compute": "bf16"}))
 
 
 def use_double() -> None:

@@ -5,6 +5,7 @@ What XLA, its compiler and NeuronCores do is not shown here.
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from nxd_configurations import LAYOUTS, LEAN, MAX_NORM, SHORT, STEPS, TIED, UNTI
 from plain_loop import plain_losses
 from worker_jobs import events, exact_steps, losses, result_folder, train_task
 
+from sm_llm.convert.api import convert
 from sm_llm.spec.tasks import TrainTask
 
 if TYPE_CHECKING:
@@ -85,12 +87,57 @@ def test_losses_of_a_tied_model_are_those_of_the_plain_model(nxd2: World, tmp_pa
 
 
 def test_a_broken_run_continues_bit_for_bit_at_its_place_in_the_data(nxd2: World, nxd4: World) -> None:
-    for world, whole in ((nxd2, "tensor"), (nxd4, "bf16")):
-        assert exact_steps(world.run("broken")) == exact_steps(world.run(whole))
-        assert [event["step"] for event in events(world.run("broken"), "start_chosen")] == [0, 3]
-        assert events(world.run("broken"), "state_verified"), "the hash of what every process restored was compared"
+    for world, broken, whole in (
+        (nxd2, "broken", "tensor"),
+        (nxd2, "broken-copied", "copied"),
+        (nxd4, "broken", "bf16"),
+    ):
+        assert exact_steps(world.run(broken)) == exact_steps(world.run(whole))
+        assert [event["step"] for event in events(world.run(broken), "start_chosen")] == [0, 3]
+        assert events(world.run(broken), "state_verified"), "the hash of what every process restored was compared"
         samples = world.results["samples"]
-        assert samples["broken"] == samples[whole]
+        assert samples[broken] == samples[whole]
+        assert ("load_checkpoint", {"tag": "step_3"}) in calls(world, broken)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_a_checkpoint_of_a_broken_run_becomes_what_the_run_would_have_published(
+    processes: int, nxd2: World, nxd4: World, tmp_path: Path
+) -> None:
+    """Of a run of three steps, which has the same weights; in bf16 with fp32 masters, and in fp32."""
+    world = {2: nxd2, 4: nxd4}[processes]
+    report = convert(f"{world.run('left')}@3", tmp_path / "model", to="hf", verify=True)
+    assert "logits" in report.verified
+    assert published_tensors(tmp_path / "model") == published_tensors(result_folder(world.run("three")))
+    assert validation_loss(tmp_path / "model") == pytest.approx(validation_loss(result_folder(world.run("three"))))
+
+
+@pytest.mark.parametrize("name", [*LAYOUTS, "tied", *WIDE_LAYOUTS, "heads-trn2", "bf16"])
+def test_a_checkpoint_of_every_layout_becomes_what_was_published_at_its_step(
+    name: str, nxd2: World, nxd4: World, tmp_path: Path
+) -> None:
+    world = nxd2 if name in (*LAYOUTS, "tied") else nxd4
+    convert(str(world.run(name)), tmp_path / "model", to="hf")
+    assert published_tensors(tmp_path / "model") == published_tensors(result_folder(world.run(name)))
+
+
+def published_tensors(folder: Path) -> dict[str, tuple[str, list[int], bytes]]:
+    """Name -> format, shape and bytes of every tensor; a bf16 tensor has no numpy form."""
+    body = (folder / "model.safetensors").read_bytes()
+    length = 8 + int.from_bytes(body[:8], "little")
+    found = {name: it for name, it in json.loads(body[8:length]).items() if name != "__metadata__"}
+    spans = {name: it["data_offsets"] for name, it in found.items()}
+    return {
+        name: (it["dtype"], it["shape"], body[length + spans[name][0] : length + spans[name][1]])
+        for name, it in found.items()
+    }
+
+
+def test_a_program_in_a_checkpoint_is_not_run(nxd2: World) -> None:
+    """NxD itself opens these files with an unrestricted unpickler."""
+    messages = [it["message"] for it in events(nxd2.run("hostile"), "failed") if it["attempt"] == 2]
+    assert any("does not fit this job's model" in it for it in messages)
+    assert not (nxd2.run("hostile") / "RAN").exists()
 
 
 def test_other_degrees_are_refused_before_a_model_is_built(nxd2: World) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.run_handle import RunHandle
     from sm_llm.runs.events.run_metrics import MetricRow
+    from sm_llm.spec.derive import Derived
     from sm_llm.storage.publication.publish import CheckpointInfo
 
 # Nodes whose commands are shown.
@@ -119,7 +120,7 @@ def _length_rows(plan: Plan) -> Iterable[tuple[str, str]]:
         yield "length", unknown
     else:
         steps, tokens = counted(derived.total_steps, "step"), counted(derived.total_tokens, "token")
-        yield "length", f"{steps}, {tokens}{_epochs(derived.total_steps, derived.epochs)}"
+        yield "length", f"{steps}, {tokens}{_epochs(plan, derived)}"
     yield "warm-up", unknown if derived.warmup_steps is None else counted(derived.warmup_steps, "step")
     every = derived.checkpoint_every
     saved = _every(every) if every else unknown
@@ -132,9 +133,11 @@ def _length_rows(plan: Plan) -> Iterable[tuple[str, str]]:
         yield "validation", _every(derived.validation_every) if has_rows else "none: task.data names no validation rows"
 
 
-def _epochs(steps: int, epochs: float | None) -> str:
-    if not epochs:
-        return ""
+def _epochs(plan: Plan, derived: Derived) -> str:
+    steps, epochs = derived.total_steps, derived.epochs
+    if not epochs or steps is None:
+        is_of_rows = plan.rows is None and plan.job.task.data.format == "rows"  # type: ignore[union-attr]
+        return f"; an epoch has rows / {derived.global_batch_size:,} steps" if is_of_rows else ""
     amount, length = f"{epochs:.3g}", f"{steps / epochs:,.1f}".removesuffix(".0")
     return f", {amount} {'epoch' if amount == '1' else 'epochs'} of {length} {'step' if length == '1' else 'steps'}"
 

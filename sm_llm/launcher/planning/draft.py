@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sm_llm.contract.memory_estimate import MemoryEstimate, memory_estimate
 from sm_llm.errors import DataError, Issue, PlanError, SpecError
-from sm_llm.launcher.planning.local_paths import is_reference, local_folder
+from sm_llm.launcher.planning.local_paths import is_reference, local_folder, referenced_step
 from sm_llm.launcher.planning.model_facts import ModelFacts, model_facts, planned_config, pretrained_source
 from sm_llm.models.families.table import family
 from sm_llm.spec.derive import Derived, derive_task
@@ -79,6 +79,8 @@ class Draft:
     upstream: Mapping[str, UpstreamOutput | None]
     origins: Mapping[str, str] = field(default_factory=dict)
     """Dotted path -> where a value was written."""
+    presets: Mapping[str, str | None] = field(default_factory=dict)
+    """Earlier step -> the built-in architecture of the weights that it will put out, where it is one."""
 
     @property
     def training(self) -> TrainTask | None:
@@ -87,11 +89,16 @@ class Draft:
 
     @cached_property
     def config(self) -> Known[dict[str, Any]]:
-        """The canonical config of the model; nothing for the output of an earlier step."""
+        """The canonical config of the model; of an earlier step's output where it is that of a preset."""
         task = self.training
         # What an earlier step will put out has no config yet.
-        if task is None or is_reference(task.model.path) or is_reference(pretrained_source(task)):
+        if task is None or is_reference(task.model.path):
             return Known()
+        if task.model.path is None and task.model.preset is None and is_reference(source := pretrained_source(task)):
+            name = self.presets.get(referenced_step(source) or "")
+            if name is None:
+                return Known()
+            task = task.model_copy(update={"model": task.model.model_copy(update={"preset": name})})
         return _known(lambda: planned_config(task))
 
     @cached_property

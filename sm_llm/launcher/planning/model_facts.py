@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, SpecError, StorageError
-from sm_llm.launcher.planning.local_paths import local_folder
+from sm_llm.launcher.planning.local_paths import local_folder, referenced_step
 from sm_llm.models.config import model_config
 from sm_llm.models.families.table import family
 from sm_llm.models.parallel import kv_heads, model_issues
+from sm_llm.models.presets import PRESETS
+from sm_llm.spec.tasks import ConvertTask, FetchTask
 from sm_llm.spec.training import PretrainedStart
 
 if TYPE_CHECKING:
@@ -37,6 +39,23 @@ class ModelFacts:
     max_position_embeddings: int
     checkpoint_bytes: int
     key_value_heads: int = 0
+
+
+def known_preset(tasks: Mapping[str, Any], step: str | None) -> str | None:
+    """The preset of the weights that a step puts out: fetched from the preset's page on the hub, or converted."""
+    from sm_llm.storage.hub.hub_addresses import parse_hub
+
+    task = tasks.get(step or "")
+    if isinstance(task, ConvertTask):
+        return known_preset(tasks, referenced_step(task.source))
+    if not isinstance(task, FetchTask):
+        return None
+    try:
+        address = parse_hub(task.source)
+    except StorageError:  # the step's own check reports it
+        return None
+    is_whole = address.kind == "model" and not address.path
+    return next((it.name for it in PRESETS.values() if is_whole and it.source == address.repository), None)
 
 
 def pretrained_source(task: TrainTask) -> str | None:

@@ -12,7 +12,7 @@ from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.runs.events.checkpoints import CheckpointPublished
 from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.uri import join
-from sm_llm.worker.checkpoint.save_writer import SaveJob, SaveWriter
+from sm_llm.worker.checkpoint.save_writer import SaveJob, SaveWriter, Staged
 from sm_llm.worker.checkpoint.staging import Staging
 from sm_llm.worker.publishing.checkpoint_age import CheckpointAge
 from sm_llm.worker.publishing.publisher import Publisher
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.device import Device
     from sm_llm.worker.publishing.publisher import Sealed
+    from sm_llm.worker.strategies.base import CheckpointLibrary
 
 PUBLICATION_TIMEOUT = timedelta(hours=2)
 """How long the slowest node may take to store its part before the others give the job up."""
@@ -42,9 +43,17 @@ class Checkpointer:
     """
 
     def __init__(
-        self, context: WorkerContext, store: Store, spec: CheckpointSpec, control: ControlGroup, device: Device
+        self,
+        context: WorkerContext,
+        store: Store,
+        spec: CheckpointSpec,
+        control: ControlGroup,
+        device: Device,
+        library: CheckpointLibrary | None = None,
     ) -> None:
+        """``library`` writes a save's files in the thread that trains, which waits for it."""
         self._context = context
+        self._library = library
         self._store = store
         self._spec = spec
         self._control = control
@@ -118,19 +127,20 @@ class Checkpointer:
         )
         # From here on the save counts as unpublished, however far it comes.
         self._checkpoint_age.saved(step)
+        content = self._writer.write_now(save, self._library) if self._library else Staged(*self._staging.stage(state))
         # From here on training continues: ``hold`` lets its next change come after the copies, which the writer reads.
-        staged, copied = self._staging.stage(state)
         waits = waits or not self._spec.async_save
         blocked = None if waits else time.perf_counter() - began
         self._last_saved = step
-        self._writing = self._writer.submit(SaveJob(save, staged, copied, private, meta, began, blocked))
+        self._writing = self._writer.submit(SaveJob(save, content, private, meta, began, blocked))
         if waits and not self._wait(None if required else self._spec.max_blocking_seconds):
             self._context.notice(f"checkpoint of step {step}: is not published yet", "warning")
         return time.perf_counter() - began
 
     def prepare(self, state: dict[str, Any]) -> None:
         """Make the host buffers of later saves of ``state``, in the background."""
-        self._staging.prepare(state)
+        if self._library is None:
+            self._staging.prepare(state)
 
     def hold(self) -> None:
         """Called before the state changes: it does so after the copies that a save has begun. Waits for nothing."""

@@ -46,12 +46,13 @@ def layout(context: WorkerContext) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Chooses files by path. Unlike a closure, it can be sent to another process."""
+    """Chooses files by path, or by their folder, which ends with "/". Unlike a closure, it can be sent to another
+    process."""
 
     paths: frozenset[str]
 
     def __call__(self, entry: FileEntry) -> bool:
-        return entry.path in self.paths
+        return entry.path in self.paths or f"{entry.path.rpartition('/')[0]}/" in self.paths
 
 
 def wanted_by_node(context: WorkerContext, commit: CommitManifest) -> Wanted | None:

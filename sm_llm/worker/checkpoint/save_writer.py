@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sm_llm.worker.process_info import ProcessInfo
     from sm_llm.worker.publishing.publisher import Publisher
     from sm_llm.worker.runtime.collectives import ControlGroup
+    from sm_llm.worker.strategies.base import CheckpointLibrary
 
 
 _MOST_WRITERS = 8
@@ -62,13 +63,27 @@ class ShardWriter(FileSystemWriter):
 
 
 @dataclass(frozen=True)
+class Staged:
+    """A state in host memory, for the writing thread; ``copied`` waits until it is complete."""
+
+    state: dict[str, Any]
+    copied: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Written:
+    """Files that the strategy's library has written in so many seconds; ``reads`` is what this process reads of all."""
+
+    reads: list[str]
+    seconds: float
+
+
+@dataclass(frozen=True)
 class SaveJob:
     """One save on its way: everything the writing thread needs, nothing that training still changes."""
 
     save: Save
-    state: dict[str, Any]
-    copied: Callable[[], None]
-    """Waits until ``state`` is complete."""
+    content: Staged | Written
     private: dict[str, Any]
     meta: dict[str, Any]
     began: float
@@ -92,6 +107,27 @@ class SaveWriter:
         """Write ``job`` after the one before it. The future raises what goes wrong on the node."""
         return self._thread.submit(self._named, job)
 
+    def write_now(self, save: Save, library: CheckpointLibrary) -> Written:
+        """Let the strategy's library write ``save`` in this thread, the one that trains. A collective.
+
+        Raises ``CheckpointError``, or the error of a full disk.
+        """
+        began, step = time.perf_counter(), save.step
+        assert step is not None
+        if self._context.process.is_node_leader:
+            self._context.copies.make_room()
+        try:
+            library.write_checkpoint(self._working(save), step)
+        except (OSError, RuntimeError) as error:
+            wrapped = CheckpointError(f"the checkpoint of step {step} was not written: {error}")
+            wrapped.__cause__ = error
+            raise named(wrapped, save) from error
+        return Written(library.checkpoint_reads(step), time.perf_counter() - began)
+
+    def _working(self, save: Save) -> Path:
+        """Where a save is written before it is sealed."""
+        return self._context.copies.sealed(save.save_id).with_name(save.save_id)
+
     def close(self, *, wait: bool) -> None:
         """End the thread."""
         self._thread.shutdown(wait=wait, cancel_futures=True)
@@ -112,36 +148,41 @@ class SaveWriter:
     def _write_and_offer(self, job: SaveJob) -> Sealed:
         """On every rank alike."""
         began = time.perf_counter()
-        sealed = self._context.copies.sealed(job.save.save_id)
-        working = sealed.with_name(job.save.save_id)
-        process = self._context.process
-        if process.is_node_leader:
-            self._context.copies.make_room()
-        job.copied()
+        sealed, working = self._context.copies.sealed(job.save.save_id), self._working(job.save)
+        process, content = self._context.process, job.content
+        if isinstance(content, Staged):
+            if process.is_node_leader:
+                self._context.copies.make_room()
+            content.copied()
         try:
-            # ``write_distributed`` is a collective: a process that failed before it would leave the others waiting in
-            # it.
+            # What follows is a collective: a process that failed before it would leave the others waiting in it.
             self._together(lambda: _write_private(working, process.rank, job.private))
-            write_distributed(
-                job.state,
-                # Sealing flushes them all.
-                storage_writer=ShardWriter(working, thread_count=_writers(process), sync_files=False),
-                process_group=self._background.group,
-            )
-            # What write_distributed returns lacks the places of tensors in some releases of torch, the file never.
-            written = ShardReader(working).read_metadata() if process.is_leader else None
-            reads = self._background.gather(files_read(job.state, self._background.broadcast(written)))
+            own = self._write_state(content.state, working) if isinstance(content, Staged) else content.reads
+            reads = self._background.gather(own)
             # All processes of the node have written by now. One of them flushes and renames the folder for all.
             self._together(lambda: publication.seal(working, sealed) if process.is_node_leader else None)
         finally:
             if process.is_node_leader:
                 # After a success the name is gone already; after an error half a save would fill the disk.
                 shutil.rmtree(working, ignore_errors=True)
-        self.seconds = time.perf_counter() - began
+        self.seconds = time.perf_counter() - began + (content.seconds if isinstance(content, Written) else 0.0)
         meta = {**job.meta, "layout": layout(self._context), "reads": reads}
         offered = Sealed(job.save, sealed, meta, job.began, job.blocked_seconds)
         self._publisher.offer(offered, self._background)
         return offered
+
+    def _write_state(self, state: dict[str, Any], working: Path) -> list[str]:
+        """Write ``state`` by DCP; returns the files that this process will read. A collective."""
+        process = self._context.process
+        write_distributed(
+            state,
+            # Sealing flushes them all.
+            storage_writer=ShardWriter(working, thread_count=_writers(process), sync_files=False),
+            process_group=self._background.group,
+        )
+        # What write_distributed returns lacks the places of tensors in some releases of torch, the file never.
+        written = ShardReader(working).read_metadata() if process.is_leader else None
+        return files_read(state, self._background.broadcast(written))
 
     def _together(self, action: Callable[[], object]) -> None:
         """Do something that may fail on one rank; if it does, all ranks raise."""

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint.api import CheckpointException
@@ -27,6 +28,7 @@ from sm_llm.worker.checkpoint.earlier import begin_anew
 from sm_llm.worker.checkpoint.earlier_attempts import refuse_to_forget
 from sm_llm.worker.checkpoint.shard_reader import ShardReader
 from sm_llm.worker.checkpoint.state_hash import state_hash
+from sm_llm.worker.strategies.base import CheckpointLibrary
 from sm_llm.worker.strategies.weights import InitialWeights, PretrainedWeights, ShardedWeights, WeightReader
 from sm_llm.worker.training import random_state
 
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.runtime.collectives import ControlGroup
     from sm_llm.worker.strategies.base import Strategy
+
+
+_UNFIT = (AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, UnpicklingError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -289,15 +294,19 @@ def load_checkpoint(context: WorkerContext, start: Start, strategy: Strategy, co
     ``CheckpointError`` if the checkpoint does not fit the model.
     """
     assert start.folder is not None
-    reader = ShardReader(start.folder)
-    reader.read_metadata()  # here a refusal keeps its own words
     try:
-        read_distributed(strategy.state_dict(), storage_reader=reader, process_group=control.group)
+        if isinstance(strategy, CheckpointLibrary):
+            strategy.read_checkpoint(start.folder, start.step)
+        else:
+            reader = ShardReader(start.folder)
+            # Here a refusal keeps its own words.
+            reader.read_metadata()
+            read_distributed(strategy.state_dict(), storage_reader=reader, process_group=control.group)
     # ``CheckpointException`` is what DCP raises for errors of any rank; the others come from its planner, where names,
-    # shapes or formats of the two states differ.
-    except (CheckpointException, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+    # shapes or formats of the two states differ, and from files of a library that are none.
+    except (CheckpointException, *_UNFIT) as error:
         raise CheckpointError(f"{start.uri}: does not fit this job's model: {error}") from error
-    # DCP wrote into the live tensors in place; rounded copies and step counts follow from them.
+    # The live tensors were written in place; rounded copies and step counts follow from them.
     strategy.state_loaded()
     private = _load_private(context, start, strategy)
     _verify_state(context, start, strategy, private, control)

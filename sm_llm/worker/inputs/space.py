@@ -48,15 +48,16 @@ def own_bytes(state: Mapping[str, Any]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def check_space(context: WorkerContext, control: ControlGroup, state: Mapping[str, Any], keep_last: int) -> None:
+def check_space(context: WorkerContext, control: ControlGroup, own: int, keep_last: int) -> None:
     """Raise ``CheckpointError``, on all processes alike, where a disk has no space for one save. A collective.
 
-    A save is written to each node's scratch and stored with the run, which takes space on a disk unless that is S3.
-    Disks that cannot hold ``keep_last`` saves in storage and the one being written, or the three in scratch (one being
-    written, one that waits, one being published) that a slow store makes, are warned of.
+    ``own`` are the bytes that this process writes of a save. It is written to each node's scratch and stored with the
+    run, which takes space on a disk unless that is S3. Disks that cannot hold ``keep_last`` saves in storage and the
+    one being written, or the three in scratch (one being written, one that waits, one being published) that a slow
+    store makes, are warned of.
     """
     root = None if is_s3(context.job.run_uri) else disk_of(context.run.root)
-    reported = control.gather((disk_of(context.scratch), root, own_bytes(state)))
+    reported = control.gather((disk_of(context.scratch), root, own))
     scratches, storage = [(disk, size) for disk, _, size in reported], reported[0][1]
     whole = sum(size for _, size in scratches)
     if problem := lacking(scratches, storage, whole):

@@ -51,7 +51,7 @@ def export_model(
                 _write_shard(folder / plan.files[name], {it: pending.pop(it) for it in sorted(names)})
     if is_leader:
         plan.write_index(folder)
-        _write_configs(folder, config, dtype, tokenizer)
+        write_configs(folder, config, dtype, tokenizer)
 
 
 class _ShardPlan:
@@ -94,7 +94,8 @@ def _write_shard(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def _write_configs(folder: Path, config: Mapping[str, Any], dtype: torch.dtype, tokenizer: Path | None) -> None:
+def write_configs(folder: Path, config: Mapping[str, Any], dtype: torch.dtype, tokenizer: Path | None) -> None:
+    """Config, generation config and tokenizer of a model folder."""
     # Generation stops at the ids of the tokenizer that the model was trained with, not at those of the config.
     special = {} if tokenizer is None else special_ids(tokenizer)
     full = both_spellings({**config, **special, "dtype": _DTYPE_NAMES[dtype]})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     import torch
 
@@ -43,7 +44,7 @@ class Strategy(Protocol):
     def build(self, config: Mapping[str, Any], weights: WeightReader | None) -> None:
         """Make the sharded model of a canonical Hugging Face ``config`` with ``weights``, and its optimiser.
 
-        Without ``weights`` a checkpoint is loaded next (``state_dict``, ``state_loaded``).
+        Without ``weights`` a checkpoint is loaded next (``state_dict`` or ``read_checkpoint``, then ``state_loaded``).
         """
 
     def forward_backward(self, micro_batches: Sequence[Batch], scale: torch.Tensor | float) -> torch.Tensor:
@@ -90,7 +91,7 @@ class Strategy(Protocol):
         """
 
     def state_loaded(self) -> None:
-        """Called after tensors of ``state_dict`` were written: bring what is derived from them up to date."""
+        """Called once a checkpoint was loaded: bring what is derived from its tensors up to date."""
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor of the unsharded model by Hugging Face name, one at a time, whole on rank 0's host memory.
@@ -100,3 +101,24 @@ class Strategy(Protocol):
 
     def close(self) -> None:
         """Leave the process group that ``setup`` initialised."""
+
+
+@runtime_checkable
+class CheckpointLibrary(Protocol):
+    """A strategy whose library writes and reads its checkpoints, in a layout of its own.
+
+    Of any other strategy torch.distributed.checkpoint writes what ``state_dict`` holds. Both methods with a folder are
+    collectives of the thread that trains.
+    """
+
+    def checkpoint_bytes(self) -> int:
+        """Bytes that this process writes of a checkpoint."""
+
+    def write_checkpoint(self, folder: Path, step: int) -> None:
+        """Write this process's part of the state after ``step`` below ``folder``, which processes of a node share."""
+
+    def checkpoint_reads(self, step: int) -> list[str]:
+        """What this process reads below the folder of a whole checkpoint: files, and folders, which end with "/"."""
+
+    def read_checkpoint(self, folder: Path, step: int) -> None:
+        """Put a checkpoint of ``step`` into model and optimiser. Raises ``CheckpointError`` for one that differs."""

@@ -19,11 +19,12 @@ from sm_llm.worker.checkpoint.recovery import Recovery
 from sm_llm.worker.checkpoint.start_resolver import Start, StartResolver, first_weights, load_checkpoint
 from sm_llm.worker.checkpoint.state_hash import state_hash
 from sm_llm.worker.inputs.graph_cache import extracts_graphs, open_cache
-from sm_llm.worker.inputs.space import check_space
+from sm_llm.worker.inputs.space import check_space, own_bytes
 from sm_llm.worker.results.deliver import deliver, export_result, is_delivered
 from sm_llm.worker.runtime.collectives import ControlGroup
 from sm_llm.worker.runtime.fault_injection import fault_step, inject_fault
 from sm_llm.worker.runtime.start_phases import FIRST_STEP
+from sm_llm.worker.strategies.base import CheckpointLibrary
 from sm_llm.worker.strategies.table import find_device, make_strategy
 from sm_llm.worker.supervision.agreed_stop import Stopper
 from sm_llm.worker.training import random_state, start_report
@@ -109,7 +110,10 @@ class Trainer:
         self.last_step: Step | None = None
         self.reports = 0
         self.has_begun = False
-        self.checkpointer = Checkpointer(context, self.store, self.task.checkpoint, self.control, strategy.device)
+        self.library = strategy if isinstance(strategy, CheckpointLibrary) else None
+        self.checkpointer = Checkpointer(
+            context, self.store, self.task.checkpoint, self.control, strategy.device, self.library
+        )
         self.stopper = Stopper(context, self.control)
         self.resolver = StartResolver(context, self.task, self.store, self.control, strategy)
         self.finite = NonFiniteWatch(strategy.device)
@@ -302,7 +306,8 @@ class Trainer:
         start_report.report_attention(self.context, self.strategy.attention())
         # The sizes of shards are known only now; training has cost nothing yet.
         state = self.strategy.state_dict()
-        check_space(self.context, self.control, state, self.task.checkpoint.keep_last)
+        own = own_bytes(state) if self.library is None else self.library.checkpoint_bytes()
+        check_space(self.context, self.control, own, self.task.checkpoint.keep_last)
         self.checkpointer.prepare(state)
         if start.commit is not None:
             phases.enter("loading the checkpoint")

@@ -6,6 +6,7 @@ Signatures are those of ``tests/golden/nxd_api.json``.
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ from sm_llm.spec.machines.neuron_releases import installed_packages, release_pro
 from sm_llm.worker.object_collectives import restrict_object_collectives
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
 
 _PACKAGE = "neuronx_distributed"
 _STATE = f"{_PACKAGE}.parallel_layers.parallel_state"
@@ -161,3 +163,42 @@ def spread_shards(optimizer: Any) -> None:
     optimizer.optimizer.allgather_weights_and_update_full_parameter()
     optimizer.zero_grad(set_to_none=True)
     cut_graph()
+
+
+def save_checkpoint(folder: Path, tag: str, model: dict[str, Any], optimizer: dict[str, Any], *, zero1: bool) -> None:
+    """Write tensors by name, those of ``optimizer`` in dicts of their own, below ``folder``/``tag``. A collective.
+
+    ``zero1``: every process has its own ``optimizer``; else those of a data-parallel group write one together.
+    """
+    save = symbol(_PACKAGE, "save_checkpoint")
+    # An asynchronous save gets its mark ``done`` with the next one; retention is that of the run's commits. A file per
+    # tensor: the other form asks torch_xla 2.9 for a name that it has lost.
+    how = {"use_xser": True, "async_save": False, "num_kept_ckpts": None}
+    save(str(folder), tag, model, optimizer, zero1_optimizer=zero1, **how)
+
+
+def load_checkpoint(folder: Path, tag: str, model: dict[str, Any] | None, optimizer: dict[str, Any]) -> None:
+    """Fill both with what ``save_checkpoint`` wrote, on the device. A collective.
+
+    Files of a checkpoint may come from somebody else: NxD opens them with an unrestricted unpickler, and is given a
+    restricted one here.
+    """
+    load = symbol(_PACKAGE, "load_checkpoint")
+    reference = symbol("torch_xla.utils.serialization", "TensorReference")
+    with _restricted_unpickling(), torch.serialization.safe_globals([reference]):
+        load(str(folder), tag, model, optimizer)
+
+
+@contextmanager
+def _restricted_unpickling() -> Iterator[None]:
+    """Inside, ``torch.load`` reads tensors and plain values alone, also where its caller asks for more."""
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

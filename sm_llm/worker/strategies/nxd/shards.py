@@ -50,6 +50,11 @@ class RankShards:
         if self._plan.is_tied and spec.pipeline_parallel_degree == 1:
             del self.tensors[HEAD]  # the token table is its parameter
 
+    @property
+    def degrees(self) -> NxdDegrees:
+        """How the model is cut."""
+        return self._plan.degrees
+
     def _held_by(self, tensor_rank: int, stage: int) -> list[ShardTensor]:
         return self._plan.rank(tensor_rank, self._plan.stage(stage))
 

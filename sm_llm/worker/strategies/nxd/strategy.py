@@ -9,8 +9,9 @@ import torch.distributed as dist
 
 from sm_llm.errors import CheckpointError
 from sm_llm.worker.device import DTYPES
+from sm_llm.worker.inputs.space import own_bytes
 from sm_llm.worker.parameter_names import with_plain_names
-from sm_llm.worker.strategies.nxd import library
+from sm_llm.worker.strategies.nxd import library, tagged
 from sm_llm.worker.strategies.nxd.model import CoreAttention, DecoderLayer, LossSum, Mlp, NxdLlama, RmsNorm, shape_of
 from sm_llm.worker.strategies.nxd.optimizer import ShardedAdamW
 from sm_llm.worker.strategies.nxd.shards import RankShards
@@ -19,6 +20,7 @@ from sm_llm.worker.training.token_loss import IGNORED, next_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
     from typing import Literal
 
     from sm_llm.data.source import Batch
@@ -36,7 +38,7 @@ class NxdStrategy:
     """NxD (``Strategy``). Parameters have NxD's own names and shapes on every rank, so any of its shards fits.
 
     Every process fills in its own part of Hugging Face weights, whatever the degrees: nothing need be converted before.
-    A checkpoint holds each process's part, and is bound to the degrees (``refusal``).
+    NxD writes checkpoints (``CheckpointLibrary``): each process's part, bound to the degrees (``refusal``).
 
     XLA compiles a graph for each shape, so all batches have one: incomplete ones are filled up with rows that do not
     count.
@@ -143,6 +145,7 @@ class NxdStrategy:
         )
 
     def build(self, config: Mapping[str, Any], weights: WeightReader | None) -> None:
+        self._config_of_model = config
         order = cast("Literal['trn1', 'trn2']", library.platform())
         self._shards = RankShards(config, self._nxd, order, self._tensor_rank, self._stage)
         self._weights = weights
@@ -278,16 +281,47 @@ class NxdStrategy:
             self._model.train(enabled)
 
     def state_dict(self) -> dict[str, Any]:
-        """Names begin with the process's place; ZeRO-1's shards are the parameters, in fp32."""
-        prefix = f"tp{self._tensor_rank}.pp{self._stage}"
-        own = f"{prefix}.dp{self.data_parallel_rank}" if self._nxd.zero1 else prefix
+        state = self._live()
+        if self._nxd.zero1 or self.layout.data == 1:
+            return state
+        # NxD reads such a part by adding zeros of the other data-parallel ranks to it, which makes 0 of -0.
+        return {name: it + 0.0 for name, it in state.items()}
+
+    def _live(self) -> dict[str, torch.Tensor]:
+        """This process's part; of ZeRO-1 the shards are the parameters, in fp32."""
         state: dict[str, Any] = {}
         for name, (_, _, shard) in zip(self._parameters, library.shards(self._nxd_optimizer), strict=True):
-            state[f"{own}.model.{name}"] = shard.detach()
+            state[f"model.{name}"] = shard.detach()
             for moment in MOMENTS:
-                state[f"{own}.optimizer.{name}.{moment}"] = self.optimizer.state[shard][moment]
-        state[f"{own}.optimizer.step"] = cast("ShardedAdamW", self.optimizer).step_count
+                state[f"optimizer.{name}.{moment}"] = self.optimizer.state[shard][moment]
+        state["optimizer.step"] = cast("ShardedAdamW", self.optimizer).step_count
         return state
+
+    @property
+    def _files(self) -> tagged.RankFiles:
+        return tagged.RankFiles(
+            self._tensor_rank, self._stage, self.data_parallel_rank, self.layout.data, self._nxd.zero1
+        )
+
+    def checkpoint_bytes(self) -> int:
+        """Weights are spread over a data-parallel group, and without ZeRO-1 the optimiser's state as well."""
+        weights = own_bytes(self._parameters)
+        state = own_bytes(self._live())
+        # Without ZeRO-1 the weights are the state's own.
+        return state + weights // self.layout.data if self._nxd.zero1 else state // self.layout.data
+
+    def write_checkpoint(self, folder: Path, step: int) -> None:
+        weights = {name: it.detach() for name, it in self._parameters.items()}
+        tagged.write(folder, step, weights, self._live(), zero1=self._nxd.zero1)
+        if self._process.is_leader:
+            degrees, tokenizer = self._shards.degrees, self._task.tokenizer
+            tagged.describe(folder, step, self._config_of_model, degrees, self._compute, tokenizer)
+
+    def checkpoint_reads(self, step: int) -> list[str]:
+        return self._files.reads(step)
+
+    def read_checkpoint(self, folder: Path, step: int) -> None:
+        tagged.read(folder, step, self._live(), zero1=self._nxd.zero1)
 
     def state_loaded(self) -> None:
         if self._nxd.zero1:
