@@ -10,7 +10,7 @@ from sm_llm.cli.app import app
 from sm_llm.cli.options import AsJson, S3Access, console, print_json, s3_access
 from sm_llm.terminal import echo
 
-Source = Annotated[str, typer.Argument(metavar="SRC", help="Folder of the weights to read, here or s3://...; to hf also RUN[@STEP]")]
+Source = Annotated[str, typer.Argument(metavar="SRC", help="Weights: a folder here, s3://..., or (to hf) RUN[@STEP].")]
 Destination = Annotated[str, typer.Argument(metavar="DST", help="New folder, here or s3://...")]
 To = Annotated[str, typer.Option("--to", metavar="nxd|hf", help="What to write.")]
 Tensor = Annotated[int | None, typer.Option("--tp", help="Tensor-parallel degree; to nxd required.")]
