@@ -65,7 +65,8 @@ def convert(
 
     Each of ``source``, ``destination`` and ``config`` is a folder here or in S3, which ``options`` reach; ``source`` to
     hf may be a run, ``RUN@STEP`` or ``RUN`` for its newest checkpoint. What is in S3
-    has a copy below ``scratch`` (default: the machine's temporary files) until the conversion is complete.
+    has a copy below ``scratch`` (default: the machine's temporary files) until the conversion is complete, except for
+    safetensors that are read: of these only the matrices that are cut into columns.
 
     An interrupted conversion is continued by the same call. Raises ``ConversionRefused`` before anything is written
     if source, degrees, destination or disk do not fit; ``ConversionError`` for damaged or contradictory weights,
@@ -78,7 +79,7 @@ def convert(
     checkpoint = checkpoint_data(str(source), options) if to == "hf" else None
     locations = checkpoint or str(source), str(destination), None if config is None else str(config)
     staging = staging_of(*locations, scratch, options)
-    here = locations if staging is None else staging.fetch()
+    here = locations if staging is None else staging.fetch(streams=to == "nxd")
     given = Given(
         tensor_parallel_degree,
         pipeline_parallel_degree,
@@ -88,6 +89,7 @@ def convert(
         layout,
         xser,
         None if here[2] is None else Path(here[2]).expanduser(),
+        {} if staging is None else staging.streamed,
     )
     folder, target, count = local_folder(here[0], SOURCE), _target(here[1]), _workers(workers)
     try:
@@ -147,8 +149,11 @@ def _workers(workers: int | None) -> int:
 
 def _identity(job: ConversionJob, folder: Path, to: str) -> dict[str, Any]:
     """What makes two conversions the same: the files read, as they are now, and every setting."""
-    files = []
+    files: list[list[str | int]] = []
     for path in job.files:
+        if path in job.streamed:
+            files.append([os.path.relpath(path, folder), *job.streamed[path].identity])
+            continue
         stat = path.stat()
         # Not by content: reading all weights once more would take as long as the conversion.
         files.append([os.path.relpath(path, folder), stat.st_size, stat.st_mtime_ns])

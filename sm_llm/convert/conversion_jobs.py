@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.convert.dcp_source import METADATA, DcpTensors
@@ -14,13 +14,14 @@ from sm_llm.convert.nxd_source import find_shards, open_shards, rank_issues
 from sm_llm.convert.report import Coverage, degrees_json
 from sm_llm.convert.to_hf import Joined, hf_units
 from sm_llm.convert.to_nxd import mixed_formats, nxd_units
-from sm_llm.convert.work import MANIFEST
+from sm_llm.convert.work import MANIFEST, check_space
 from sm_llm.errors import ConversionRefused, Issue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from sm_llm.convert.files.streamed_file import StreamedFile
     from sm_llm.convert.files.views import View
     from sm_llm.convert.layout import Qkv
     from sm_llm.convert.nxd_source import NxdSource, Shards
@@ -48,6 +49,8 @@ class Given:
     layout: str | None = None
     xser: bool | None = None
     config: Path | None = None
+    streamed: Mapping[Path, StreamedFile] = field(default_factory=dict)
+    """Files of the source whose bytes are in S3."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class ConversionJob:
     recorded: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
     is_dcp: bool = False
+    streamed: Mapping[Path, StreamedFile] = field(default_factory=dict)
 
 
 def job_to_nxd(folder: Path, target: Path, given: Given) -> ConversionJob:
@@ -85,7 +89,7 @@ def job_to_nxd(folder: Path, target: Path, given: Given) -> ConversionJob:
         raise ConversionRefused(
             [Issue("tensor-degree-required", TENSOR, "is required with --to nxd", remedy="Give for example --tp 8")]
         )
-    source = open_hf(folder)
+    source = open_hf(folder, given.streamed)
     degrees = resolve(
         source.config,
         tensor=given.tensor,
@@ -99,6 +103,9 @@ def job_to_nxd(folder: Path, target: Path, given: Given) -> ConversionJob:
     # What NxD joins into one tensor has one number format.
     if issues := mixed_formats(plan, source.views):
         raise ConversionRefused(issues)
+    # Of what is streamed, columns are cut from a copy.
+    columns = {piece.source for it in plan.rank(0, plan.everything()) if it.axis == 1 for piece in it.pieces}
+    check_space(folder, sum(view.size for name, view in source.views.items() if name in columns and view.streamed))
     # Without the option, None, shards are xser.
     is_xser = given.xser is not False
     return ConversionJob(
@@ -113,6 +120,7 @@ def job_to_nxd(folder: Path, target: Path, given: Given) -> ConversionJob:
         is_xser,
         hf=source.views,
         notes=tuple(_notes(degrees)),
+        streamed=given.streamed,
     )
 
 

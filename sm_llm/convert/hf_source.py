@@ -20,6 +20,8 @@ from sm_llm.terminal import quoted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from sm_llm.convert.files.streamed_file import StreamedFile
+
 BIN_INDEX, BIN_FILE = "pytorch_model.bin.index.json", "pytorch_model.bin"
 SOURCE = "SRC"
 _SHOWN = 6
@@ -76,11 +78,14 @@ def read_model_config(path: Path) -> dict[str, Any]:
         raise ConversionRefused(issues) from None
 
 
-def open_hf(folder: Path) -> HfSource:
-    """Raises ``ConversionRefused`` with every issue of config, files, names, shapes and number formats."""
+def open_hf(folder: Path, streamed: Mapping[Path, StreamedFile] | None = None) -> HfSource:
+    """The model in ``folder``, of which the bytes of files in ``streamed`` are in S3.
+
+    Raises ``ConversionRefused`` with every issue of config, files, names, shapes and number formats.
+    """
     config = read_model_config(folder)
     kind = decoder(config)
-    stored, views, damage = _tensors(folder)
+    stored, views, damage = _tensors(folder, streamed or {})
     cleaned, collisions = clean_names(stored, SOURCE)
     # Every view is one of the stored tensors, so its collisions are in the list already.
     views = clean_names(views, SOURCE)[0]
@@ -92,7 +97,9 @@ def open_hf(folder: Path) -> HfSource:
     return HfSource(folder, config, {name: views[name] for name in checked.tensors}, checked.unread)
 
 
-def _tensors(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, View], list[Issue]]:
+def _tensors(
+    folder: Path, streamed: Mapping[Path, StreamedFile]
+) -> tuple[dict[str, StoredTensor], dict[str, View], list[Issue]]:
     """Name -> place in a file, twice: as the checks take it and as it is read."""
     kinds = [(INDEX_FILE, SINGLE_FILE), (BIN_INDEX, BIN_FILE)]
     has_safetensors, has_bin = (any((folder / name).is_file() for name in names) for names in kinds)
@@ -117,7 +124,8 @@ def _tensors(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, View], li
         return _bin_tensors(folder)
     stored, issues = stored_tensors(folder)
     # Tensors of other formats have no view: the checks refuse them by what is in ``stored``.
-    return stored, {name: mapped(it) for name, it in stored.items() if it.dtype in FORMATS}, issues
+    found = {name: it for name, it in stored.items() if it.dtype in FORMATS}
+    return stored, {name: replace(mapped(it), streamed=streamed.get(it.file)) for name, it in found.items()}, issues
 
 
 def mapped(stored: StoredTensor) -> View:

@@ -1,19 +1,24 @@
-"""Where a conversion reads and writes: checkpoints of runs, and S3 by way of a folder on this machine."""
+"""Where a conversion reads and writes: checkpoints of runs, and S3, streamed or by way of a folder on this machine."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.convert.hf_source import SOURCE
+from sm_llm.convert.files.streamed_file import StreamedFile
+from sm_llm.convert.hf_source import BESIDE, SOURCE
 from sm_llm.convert.work import DESTINATION, MANIFEST
 from sm_llm.errors import ConversionRefused, Issue
+from sm_llm.models.safetensors_folder import INDEX_FILE, SINGLE_FILE
 from sm_llm.owned import temporary_folder
 from sm_llm.storage.publication.find import find_newest
 from sm_llm.storage.publication.keys import COMMITS
+from sm_llm.storage.s3.ranged_object import RangedObject
+from sm_llm.storage.s3.s3_objects import S3Objects
 from sm_llm.storage.syncing.sync import sync
 from sm_llm.storage.uri import is_s3, join, open_store, run_and_step
 from sm_llm.terminal import quoted
@@ -21,6 +26,7 @@ from sm_llm.terminal import quoted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sm_llm.storage.base import Store
     from sm_llm.storage.s3.s3_options import S3Options
 
 # Of a checkpoint: several times its weights.
@@ -60,10 +66,13 @@ class ConversionCopies:
     config: str | None
     folder: Path
     options: S3Options | None = field(repr=False, default=None)
+    streamed: dict[Path, StreamedFile] = field(default_factory=dict, repr=False)
+    """Files of the source that have no copy, once it was fetched."""
 
-    def fetch(self) -> tuple[str, str, str | None]:
+    def fetch(self, *, streams: bool) -> tuple[str, str, str | None]:
         """Source, destination and config on this machine; what is in S3 is copied there first.
 
+        ``streams``: the source is a Hugging Face folder, whose safetensors are not copied but streamed.
         Raises ``ConversionRefused`` for a destination that holds something else, ``StorageError``.
         """
         # Then what the destination holds may be this very conversion's.
@@ -74,7 +83,8 @@ class ConversionCopies:
                 [Issue("destination-holds-objects", DESTINATION, "holds objects already", self.destination, remedy)]
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        source = self._fetched(self.source, "source", exclude=[_NOT_WEIGHTS])
+        is_streamed = streams and is_s3(self.source) and self._stream(open_store(self.source, self.options))
+        source = str(self._source) if is_streamed else self._fetched(self.source, "source", exclude=[_NOT_WEIGHTS])
         config = None if self.config is None else self._fetched(self.config, "config")
         return source, str(self._target) if is_s3(self.destination) else self.destination, config
 
@@ -83,6 +93,32 @@ class ConversionCopies:
             return address
         sync(address, self.folder / name, exclude=exclude, options=self.options)
         return str(self.folder / name)
+
+    def _stream(self, store: Store) -> bool:
+        """Make the source's folder here: small files, and headers of its safetensors. False where it has none."""
+        held = {it.key for it in store.list("")}
+        if not held & {INDEX_FILE, SINGLE_FILE}:
+            return False
+        assert isinstance(store, S3Objects)
+        self._source.mkdir(exist_ok=True)
+        for name in sorted(held & {INDEX_FILE, *BESIDE}):
+            store.get_file(name, self._source / name)
+        for name in sorted(held & {SINGLE_FILE, *self._indexed_files()}):
+            path = self._source / name
+            self.streamed[path] = StreamedFile(path, RangedObject(store, name))
+        return True
+
+    def _indexed_files(self) -> set[str]:
+        """The files that the index names; none where it is damaged, which whoever opens the folder reports."""
+        try:
+            content = json.loads((self._source / INDEX_FILE).read_text(encoding="utf-8"))
+            return {str(it) for it in content["weight_map"].values()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return set()
+
+    @property
+    def _source(self) -> Path:
+        return self.folder / "source"
 
     @property
     def _target(self) -> Path:

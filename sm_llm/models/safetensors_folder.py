@@ -31,8 +31,8 @@ TOKENIZER_FILES = (
 )
 """What belongs to a Hugging Face tokenizer folder."""
 
-# The limit of the safetensors library.
-_LONGEST_HEADER = 100_000_000
+LONGEST_HEADER = 100_000_000
+"""Bytes; the limit of the safetensors library."""
 _BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
     "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -76,7 +76,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         # The length of the header comes from the file: it is compared with the file's size before anything is
         # allocated.
         length = int.from_bytes(stream.read(8), "little")
-        if size < 8 or length > min(size - 8, _LONGEST_HEADER):
+        if size < 8 or length > min(size - 8, LONGEST_HEADER):
             raise ValueError(f"is not a whole safetensors file: {size:,} bytes, a header of {length:,} bytes announced")
         try:
             # Without the hook json would keep the last of two entries of one name.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from safetensors.numpy import load_file
 
 from sm_llm.convert.api import convert
 from sm_llm.convert.files.torch_writer import TorchFile, state_pickle
@@ -37,9 +38,13 @@ def publish_checkpoint(store: Store, folder: Path, step: int, seed: int) -> Path
 
 
 def is_equal(first: Path, second: Path) -> bool:
-    return all(
-        (first / name).read_bytes() == (second / name).read_bytes() for name in ("model.safetensors", "config.json")
+    """Whether two models have the same config, and the same tensors bit for bit."""
+    configs, models = zip(
+        *(((it / "config.json").read_bytes(), load_file(it / "model.safetensors")) for it in (first, second)),
+        strict=True,
     )
+    one, other = ({name: it.tobytes() for name, it in model.items()} for model in models)
+    return configs[0] == configs[1] and one == other
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -42,15 +42,29 @@ FORMATS = {
 _UNSIGNED = {8: np.uint64, 4: np.uint32, 2: np.uint16}
 
 
+class Streamed(Protocol):
+    """A file whose bytes are elsewhere."""
+
+    def pieces(self, begin: int, end: int) -> Iterator[memoryview]:
+        """Bytes ``[begin, end)``, a piece at a time."""
+
+    def keep(self, begin: int, end: int) -> None:
+        """Bring bytes ``[begin, end)`` to the file here."""
+
+
 @dataclass(frozen=True)
 class View:
-    """A tensor in a file: format, shape, strides in elements, and the byte where it begins."""
+    """A tensor in a file: format, shape, strides in elements, and the byte where it begins.
+
+    ``streamed``: the file here is a hole, and its bytes come from there.
+    """
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
+    streamed: Streamed | None = field(default=None, repr=False, compare=False)
 
     @property
     def size(self) -> int:
@@ -58,7 +72,18 @@ class View:
         return math.prod(self.shape) * FORMATS[self.dtype].width
 
     def array(self) -> Raw:
-        """The mapped elements. Raises ``OSError``; the caller checked that the file holds them."""
+        """The mapped elements, in memory where they are streamed. Raises ``OSError``; the caller checked the file."""
+        if self.streamed is None:
+            return self._mapped()
+        # A tensor in a safetensors file is contiguous.
+        body = bytearray(self.size)
+        position = 0
+        for piece in self.streamed.pieces(self.offset, self.offset + self.size):
+            body[position : position + len(piece)] = piece
+            position += len(piece)
+        return np.frombuffer(body, _UNSIGNED[FORMATS[self.dtype].width]).reshape(self.shape)
+
+    def _mapped(self) -> Raw:
         width = FORMATS[self.dtype].width
         extent = 1 + sum((length - 1) * stride for length, stride in zip(self.shape, self.strides, strict=True))
         # Not ``np.memmap``: it resolves the file's path each time, and many slices are taken of many files.
@@ -73,8 +98,13 @@ class View:
 
     @cached_property
     def kept(self) -> Raw:
-        """``array``, mapped once: for views of which many slices are taken, in no more files than the model has."""
-        return self.array()
+        """The elements, mapped once: for views of which many slices are taken, in no more files than the model has."""
+        return self._mapped()
+
+    def bring(self) -> None:
+        """Have the bytes here that ``kept`` maps."""
+        if self.streamed is not None:
+            self.streamed.keep(self.offset, self.offset + self.size)
 
 
 @dataclass(frozen=True)
@@ -94,6 +124,8 @@ class Slice:
 
     def array(self) -> Raw:
         """The mapped elements."""
+        if self.keep:
+            self.view.bring()
         array = self.view.kept if self.keep else self.view.array()
         return array[self.begin : self.end] if self.axis == 0 else array[:, self.begin : self.end]
 
@@ -101,6 +133,9 @@ class Slice:
         """The bytes of a run, read from the file: cheaper than mapping them where each is used once."""
         row = math.prod(self.view.shape[1:]) * FORMATS[self.view.dtype].width
         position, left = self.view.offset + self.begin * row, (self.end - self.begin) * row
+        if self.view.streamed is not None:
+            yield from self.view.streamed.pieces(position, position + left)
+            return
         buffer = memoryview(bytearray(min(CHUNK_BYTES, left)))
         with self.view.file.open("rb", buffering=0) as file:
             while left:

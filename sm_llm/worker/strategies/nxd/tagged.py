@@ -80,7 +80,8 @@ def read(folder: Path, step: int, state: Mapping[str, torch.Tensor], *, zero1: b
     model: dict[str, Any] | None = None if zero1 else {}
     optimizer: dict[str, Any] = {}
     library.load_checkpoint(folder, tag, model, optimizer)
-    found = {f"model.{name}": it for name, it in (optimizer.get(_MASTERS) if zero1 else model or {}).items()}
+    parameters: Mapping[str, torch.Tensor] = optimizer.get(_MASTERS, {}) if zero1 else model or {}
+    found = {f"model.{name}": it for name, it in parameters.items()}
     for name, moments in optimizer[_STATE].items():
         found |= {f"optimizer.{name}.{it}": tensor for it, tensor in moments.items()}
     found["optimizer.step"] = optimizer[_STEP]
