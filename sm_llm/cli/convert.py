@@ -34,7 +34,8 @@ ConfigFile = Annotated[
 
 Verify = Annotated[bool, typer.Option("--verify", help="Read back: all checksums, and the logits of the shards.")]
 Scratch = Annotated[
-    str | None, typer.Option(metavar="FOLDER", help="Copies of what is in S3. [default: temporary files]")
+    str | None,
+    typer.Option(metavar="FOLDER", help="Copies of what is not streamed from S3. [default: temporary files]"),
 ]
 Workers = Annotated[int | None, typer.Option("--workers", help="Threads that write. [default: 2 x CPUs, at most 8]")]
 
