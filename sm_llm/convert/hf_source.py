@@ -124,8 +124,8 @@ def _tensors(
         return _bin_tensors(folder)
     stored, issues = stored_tensors(folder)
     # Tensors of other formats have no view: the checks refuse them by what is in ``stored``.
-    found = {name: it for name, it in stored.items() if it.dtype in FORMATS}
-    return stored, {name: replace(mapped(it), streamed=streamed.get(it.file)) for name, it in found.items()}, issues
+    floats = {name: it for name, it in stored.items() if it.dtype in FORMATS}
+    return stored, {name: replace(mapped(it), streamed=streamed.get(it.file)) for name, it in floats.items()}, issues
 
 
 def mapped(stored: StoredTensor) -> View:
