@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 RECORDED_PACKAGES = (
     "sm_llm", "torch", "transformers", "tokenizers", "fastokens", "safetensors", "datasets",
-    "numpy", "pyarrow", "pydantic", "awscrt", "kubernetes",
+    "numpy", "pyarrow", "pydantic", "awscrt", "boto3", "kubernetes",
 )  # fmt: skip
 
 

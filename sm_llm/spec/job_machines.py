@@ -88,7 +88,7 @@ def network_environment(job: JobSpec) -> dict[str, str]:
     """Variables for libfabric, NCCL and the Neuron runtime, by what the instance type has.
 
     EFA is named only where every node has a card for it, and only between nodes: on one node its warnings mislead. The
-    protocol of NCCL and libfabric's other switches are left to current plugins, which choose better themselves.
+    protocol of NCCL and the rest of libfabric's switches are left to current plugins, which choose better themselves.
     """
     rows, parallelism = machines(job), parallelism_of(job.task)
     # A cluster of one's own may leave the type out, and a strategy for Neuron still needs its variables.
@@ -104,10 +104,11 @@ def _is_for_neuron(parallelism: StrategySpec | None) -> bool:
 
 
 def _efa_environment(*, is_neuron: bool) -> dict[str, str]:
-    variables = {"FI_PROVIDER": "efa"}
     if is_neuron:
-        variables |= {"FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
-    return variables
+        return {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
+    # A process that holds huge pages cannot always fork, as loaders of data do: "Cannot allocate memory". That is all
+    # that aws-ofi-nccl 1.7 and newer need; the provider is named for older ones.
+    return {"FI_PROVIDER": "efa", "FI_EFA_USE_HUGE_PAGE": "0"}
 
 
 def _neuron_environment(job: JobSpec) -> dict[str, str]:

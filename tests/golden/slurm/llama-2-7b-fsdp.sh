@@ -28,6 +28,7 @@ export SM_LLM_JOB_FILE=/fsx/sm_llm/jobs/llama-2-7b-fsdp-20261128-040000-ab12/att
 export PYTHONPATH=/fsx/sm_llm/bundles/0000000000000000000000000000000000000000000000000000000000000000
 export SM_LLM_SLURM_DEVICES=nvidia:8
 export FI_PROVIDER=efa
+export FI_EFA_USE_HUGE_PAGE=0
 export NCCL_DEBUG=INFO
 export NOTE="two words"
 # A node keeps its ranks over restarts: the checkpoints on its disk are theirs. Read once, for all nodes alike.

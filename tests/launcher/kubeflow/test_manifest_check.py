@@ -91,6 +91,42 @@ MISTAKES: dict[str, tuple[Callable[[dict[str, Any]], Any], str, str]] = {
         lambda it: pod(it)["containers"][0]["env"].append({"name": "A=B", "value": ""}),
         f"{POD}.containers.0.env.", "pattern",
     ),
+    "container-twice": (
+        lambda it: pod(it)["containers"].append({**pod(it)["containers"][0]}),
+        f"{POD}.containers.1.name", f"is given already at {POD}.containers.0.name",
+    ),
+    "container-named-as-an-init-container": (
+        lambda it: pod(it)["initContainers"][0].update(name="pytorch"), f"{POD}.containers.0.name", "is given already"
+    ),
+    "volume-twice": (
+        lambda it: pod(it)["volumes"].append({"name": "code", "emptyDir": {}}), f"{POD}.volumes.4.name",
+        f"is given already at {POD}.volumes.0.name",
+    ),
+    "mount-path-twice": (
+        lambda it: pod(it)["containers"][0]["volumeMounts"].append({"name": "scratch", "mountPath": "/dev/shm"}),
+        f"{POD}.containers.0.volumeMounts.4.mountPath", "is given already",
+    ),
+    "variable-twice": (
+        lambda it: pod(it)["containers"][0]["env"].insert(0, {"name": "PYTHONPATH", "value": "/x"}),
+        f"{POD}.containers.0.env.2.name", "is given already",
+    ),
+    "mount-path-relative": (
+        lambda it: pod(it)["containers"][0]["volumeMounts"][0].update(mountPath="code"),
+        f"{POD}.containers.0.volumeMounts.0.mountPath", "pattern",
+    ),
+    "quantity-negative": (
+        lambda it: pod(it)["containers"][0].update(resources={"limits": {"cpu": -1}, "requests": {"cpu": 1}}),
+        f"{POD}.containers.0.resources.limits.cpu", "must be a quantity of 0 or more",
+    ),
+    "quantity-negative-text": (
+        lambda it: pod(it)["volumes"][3]["emptyDir"].update(sizeLimit="-1Gi"),
+        f"{POD}.volumes.3.emptyDir.sizeLimit", "must be a quantity of 0 or more",
+    ),
+    "device-divided": (
+        lambda it: [it.update({"nvidia.com/gpu": "500m"}) for it in pod(it)["containers"][0]["resources"].values()],
+        f"{POD}.containers.0.resources.limits.nvidia.com/gpu", "must be a whole number",
+    ),
+    "free-form": (lambda it: pod(it).update(affinity={"podAfinity": {}}), f"{POD}.affinity", "not a documented field"),
     # Of pods.
     "empty-containers": (lambda it: pod(it).update(containers=[]), f"{POD}.containers", "at least 1"),
     "mount-without-volume": (

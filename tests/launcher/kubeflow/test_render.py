@@ -52,8 +52,9 @@ NAMES: dict[str, tuple[Any, dict[str, Any]]] = {
     "llama-2-7b-fsdp-g5": (
         "llama-2-7b-fsdp",
         {
-            "backend": {**BACKEND, "efa_per_pod": 0, "instance_label": "ec2", "tolerations": [{"operator": "Exists"}]},
-            "compute": {"instance_type": "ml.g5.12xlarge", "instance_count": 4},
+            # G5 has EFA from 8xlarge on; this one has none.
+            "backend": {**BACKEND, "instance_label": "ec2", "tolerations": [{"operator": "Exists"}]},
+            "compute": {"instance_type": "ml.g5.4xlarge", "instance_count": 16},
             "storage": "s3://bucket/runs",
         },
     ),
@@ -212,6 +213,18 @@ def a_training_line(step: int, total: int) -> str:
     return meter.line(Step(step, 3.25, 1.0, 1e-4, 1), Throughput(step, 1.0, 1.0, None, 1.0, 0.0, None, 1), total)
 
 
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+TAKEN = (
+    ACCOUNT, f"{ACCOUNT}/x", "/var/run/secrets", "/var", "/run", "/run/secrets/x", "/dev", "/dev/termination-log",
+    "/dev/nvidia0", "/proc", "/proc/1", "/sys", "/sys/class", "/etc", "/etc/hosts",
+)  # fmt: skip
+HIDDEN = ("/bin", "/lib64", "/usr/local/bin")
+
+
+def mounted(path: str) -> dict[str, Any]:
+    return {"volumes": [{"claim": "fsx", "path": path}]}
+
+
 def refusal(job: dict[str, Any]) -> str:
     with pytest.raises((PlanError, SpecError)) as refused:
         render(job)
@@ -235,6 +248,10 @@ def refusal(job: dict[str, Any]) -> str:
         ({"tolerations": [{"operator": "Exists", "value": "x"}]}, "backend.tolerations.0.value: must be left out"),
         ({"volumes": [{"claim": "fsx", "path": "/opt/sm_llm"}]}, "backend.volumes.0.path: is taken"),
         ({"volumes": [{"claim": "fsx", "path": "/"}]}, "backend.volumes.0.path: is taken"),
+        *((mounted(it), f"backend.volumes.0.path: is taken: /.* is there .got '{it}'") for it in TAKEN),
+        *((mounted(it), f"backend.volumes.0.path: would hide {it}, and no program would start") for it in HIDDEN),
+        ({"node_folder": "/etc"}, "backend.node_folder: is taken: /etc/hosts is there"),
+        ({"node_folder": "/usr"}, "backend.node_folder: would hide /usr/bin"),
         ({"volumes": [{"claim": "a", "path": "/x"}, {"claim": "b", "path": "/x/"}]}, "backend.volumes.1.path: is giv"),
         ({"volumes": [{"claim": "fsx", "path": "relative"}]}, "backend.volumes.0.path: .*absolute path"),
         ({"image": "a b"}, "backend.image: .*REGISTRY/REPOSITORY:TAG"),
@@ -284,6 +301,8 @@ def test_places_on_a_claim_are_taken() -> None:
     submission = render({**TINY, **fields, "backend": {**BACKEND, **FSX}})
     [address] = submission.uploads
     assert address.startswith("/fsx/runs/bundles/")
+    for free in ("/var/lib/data", "/mnt", "/home", "/tmp", "/usr/local/share/data", "/devices", "/etc/data"):
+        assert pod_of(render(tiny(**mounted(free))))
 
 
 def compute(instance_type: str, count: int = 2, processes: int | None = None) -> dict[str, Any]:

@@ -108,6 +108,10 @@ def test_DL01_DL02_efa_is_named_where_there_is_a_card_and_nowhere_else(row: Any)
     several = job(f"compute.instance_type={row.name}", *strategy, "compute.instance_count=64")
     alone = job(f"compute.instance_type={row.name}", *strategy, "compute.instance_count=16")
     assert ("FI_PROVIDER" in distribution(several).environment) == (row.efa_cards > 0)
+    # Of current plugins' switches the only one that GPUs need, by AWS's EFA sheet.
+    switches = {it for it in distribution(several).environment if it.startswith("FI_EFA_")}
+    neuron = {"FI_EFA_USE_DEVICE_RDMA", "FI_EFA_FORK_SAFE"}
+    assert switches == (set() if not row.efa_cards else neuron if row.is_neuron else {"FI_EFA_USE_HUGE_PAGE"})
     single = alone.model_copy(update={"compute": alone.compute.model_copy(update={"instance_count": 1})})
     assert "FI_PROVIDER" not in distribution(single).environment
     assert not {"NCCL_PROTO", "RDMAV_FORK_SAFE"} & set(distribution(several).environment)

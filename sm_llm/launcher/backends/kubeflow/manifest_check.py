@@ -169,10 +169,20 @@ def _pod_issues(pod: PodSpec, prefix: str) -> Iterator[Issue]:
 def _container_issues(pod: PodSpec, prefix: str) -> Iterator[Issue]:
     # The API server checks this in pods, and not in a custom resource: the operator would fail to create them.
     volumes = {it.name for it in pod.volumes}
+    yield from _repeated({f"{prefix}.volumes.{index}.name": it.name for index, it in enumerate(pod.volumes)})
+    # Init containers and containers share one set of names.
+    groups = (("initContainers", pod.initContainers), ("containers", pod.containers))
+    yield from _repeated(
+        {f"{prefix}.{group}.{index}.name": it.name for group, found in groups for index, it in enumerate(found)}
+    )
     for group, containers in (("containers", pod.containers), ("initContainers", pod.initContainers)):
         for index, it in enumerate(containers):
             at = f"{prefix}.{group}.{index}"
             yield from _resource_issues(it.resources.requests, it.resources.limits, f"{at}.resources")
+            yield from _repeated({f"{at}.env.{number}.name": row.name for number, row in enumerate(it.env)})
+            yield from _repeated(
+                {f"{at}.volumeMounts.{number}.mountPath": row.mountPath for number, row in enumerate(it.volumeMounts)}
+            )
             for number, mount in enumerate(it.volumeMounts):
                 if mount.name not in volumes:
                     remedy = "Add the volume, or correct the name"
@@ -185,6 +195,14 @@ def _container_issues(pod: PodSpec, prefix: str) -> Iterator[Issue]:
             yield Issue("manifest-volume-source", f"{prefix}.volumes.{index}", problem, sources, "Keep one")
 
 
+def _repeated(values: Mapping[str, str]) -> Iterator[Issue]:
+    """Path -> value: those that are there before. Of a variable the last one would win, the rest are refused."""
+    seen: dict[str, str] = {}
+    for path, value in values.items():
+        if (first := seen.setdefault(value, path)) != path:
+            yield Issue("manifest-given-twice", path, f"is given already at {first}", value, "Keep one")
+
+
 def _resource_issues(requests: Mapping[str, Any], limits: Mapping[str, Any], prefix: str) -> Iterator[Issue]:
     for name in sorted({*requests, *limits}):
         asked, limit = requests.get(name), limits.get(name)
@@ -192,6 +210,9 @@ def _resource_issues(requests: Mapping[str, Any], limits: Mapping[str, Any], pre
         if str(asked) != str(limit) and not (asked is None and _EXTENDED in name):
             problem = f"must be equal to the request, which is {asked}"
             yield Issue("manifest-resources-differ", f"{prefix}.limits.{name}", problem, limit, "Give both one value")
+        if _EXTENDED in name and limit is not None and not str(limit).isdecimal():
+            problem = "must be a whole number: it is a device"
+            yield Issue("manifest-device-divided", f"{prefix}.limits.{name}", problem, limit, "Correct it")
 
 
 def _map_issues(found: ConfigMap) -> Iterator[Issue]:

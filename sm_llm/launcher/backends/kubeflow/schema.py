@@ -6,12 +6,23 @@ Go types of Kubeflow's training operator 1.9, the fields of HyperPodPyTorchJob i
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 DNS_1035 = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-Quantity = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|[KMGTPE]i?|e[0-9]+)?$")] | int
+_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|[KMGTPE]i?|e[0-9]+)?")
+
+
+def _quantity(value: Any) -> Any:
+    # Before the types are tried: a union would report each of them, at a path that names it.
+    if isinstance(value, bool) or not isinstance(value, str | int) or not _QUANTITY.fullmatch(str(value)):
+        raise ValueError("must be a quantity of 0 or more, like 4, 500m or 64Gi")
+    return value
+
+
+Quantity = Annotated[str | int, BeforeValidator(_quantity)]
 Texts = dict[str, str]
 # A qualified name: an optional DNS subdomain and a name of 63 characters.
 LabelKey = Annotated[
@@ -76,7 +87,7 @@ class EnvVariable(_Closed):
 
 class _Mount(_Closed):
     name: str
-    mountPath: str
+    mountPath: Annotated[str, StringConstraints(pattern=r"^/[^:]*$")]
     readOnly: bool = False
     subPath: str = ""
 
@@ -176,7 +187,6 @@ class PodSpec(_Closed):
     terminationGracePeriodSeconds: Count = 30
     hostNetwork: bool = False
     hostIPC: bool = False
-    affinity: dict[str, Any] = {}
 
 
 class Template(_Closed):
@@ -231,7 +241,6 @@ class ElasticPolicy(_Closed):
     maxRestarts: Count | None = None
     nProcPerNode: Seconds | None = None
     standalone: bool = False
-    metrics: list[dict[str, Any]] = []
 
 
 class PyTorchJobSpec(_Closed):

@@ -368,20 +368,32 @@ def check_tolerations(asked: Asked) -> Iterator[Issue]:
             yield Issue("toleration-invalid", f"{path}.value", "must be left out with operator Exists", it.value, "")
 
 
-_OURS = (names.PACKAGE_PATH, names.SHARED_MEMORY, names.SECRETS)
+_TAKEN = (names.PACKAGE_PATH, names.SHARED_MEMORY, names.SECRETS, names.ACCOUNT, names.MESSAGE, *names.RUNTIME)
 
 
 def check_volumes(asked: Asked) -> Iterator[Issue]:
-    """Claims at places that are taken."""
+    """Claims at places that are taken, and a folder of the nodes that is the system's."""
     seen: set[str] = set()
     for index, it in enumerate(asked.options.volumes):
-        path = f"backend.volumes.{index}.path"
-        # In both directions: a claim above our folders would hide them.
-        ours = next((own for own in _OURS if _is_below(it.path, own) or _is_below(own, it.path)), None)
-        if it.path in seen or ours is not None:
-            problem = f"is taken: {ours} is there" if ours else "is given twice"
-            yield Issue("mount-taken", path, problem, it.path, "Name another folder")
+        problem = "is given twice" if it.path in seen else _taken(it.path)
+        if problem is not None:
+            yield Issue("mount-taken", f"backend.volumes.{index}.path", problem, it.path, "Name another folder")
         seen.add(it.path)
+    folder = asked.options.node_folder
+    # Large files would lie between those of the system, and every pod of the node would see all of it.
+    if folder is not None and (found := _taken(folder)) is not None:
+        remedy = "Name a folder of the node's own disk, like /opt/dlami/nvme"
+        yield Issue("node-folder-taken", "backend.node_folder", found, folder, remedy)
+
+
+def _taken(path: str) -> str | None:
+    """What a mount at ``path`` would hide, or could not be made beside; None where it is free."""
+    # In both directions: a mount above one of these would hide it.
+    taken = next((it for it in _TAKEN if _is_below(path, it) or _is_below(it, path)), None)
+    if taken is not None:
+        return f"is taken: {taken} is there"
+    hidden = next((it for it in names.IMAGE if _is_below(it, path)), None)
+    return None if hidden is None else f"would hide {hidden}, and no program would start"
 
 
 def _is_below(path: str, folder: str) -> bool:

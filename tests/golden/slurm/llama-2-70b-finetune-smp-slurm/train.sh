@@ -25,6 +25,7 @@ export SM_LLM_JOB_FILE=/fsx/sm_llm/jobs/llama-2-70b-finetune-smp-slurm-20261128-
 export PYTHONPATH=/opt/sm_llm
 export SM_LLM_SLURM_DEVICES=nvidia:8
 export FI_PROVIDER=efa
+export FI_EFA_USE_HUGE_PAGE=0
 # A node keeps its ranks over restarts: the checkpoints on its disk are theirs. Read once, for all nodes alike.
 SM_LLM_NODES=$(cat "$folder/../nodes" 2> /dev/null || scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd, -)
 export SM_LLM_NODES
@@ -69,7 +70,7 @@ srun \
   --cpu-bind=none \
   --container-image=/fsx/sm_llm/images/smp.sqsh \
   --container-mounts=/fsx/sm_llm:/fsx/sm_llm,/opt/dlami/nvme:/opt/dlami/nvme,/fsx/runs:/fsx/runs,/fsx/sm_llm/bundles/0000000000000000000000000000000000000000000000000000000000000000:/opt/sm_llm:ro \
-  --container-env=SM_LLM_JOB_FILE,PYTHONPATH,SM_LLM_SLURM_DEVICES,FI_PROVIDER \
+  --container-env=SM_LLM_JOB_FILE,PYTHONPATH,SM_LLM_SLURM_DEVICES,FI_PROVIDER,FI_EFA_USE_HUGE_PAGE \
   --no-container-mount-home \
   bash -c 'if [ ! -e "$1/sm_llm/worker/slurm/node.py" ]; then
     echo "node $SLURMD_NODENAME: $1 is not there: $4" | tee "$5-$SLURM_NODEID" >&2
