@@ -88,10 +88,13 @@ def copied_logs(
 
     A platform that does not answer (``QueryError``) is reported once, and asked again.
     """
-    has_failed = False
+    has_failed, next_copy = False, 0.0
 
     def check() -> bool:
-        nonlocal has_failed
+        nonlocal has_failed, next_copy
+        if time.monotonic() < next_copy:
+            return True  # what a copy has begun may add lines in between
+        next_copy = time.monotonic() + COPY_SECONDS
         try:
             alive = still_running()  # asked before the rest, so that the last lines are never missed
             while pull():  # one answer brings a bounded part of each log
@@ -105,7 +108,7 @@ def copied_logs(
         has_failed = False
         return alive
 
-    return read_logs(paths, attempt, wanted, still_running=check, poll=COPY_SECONDS)
+    return read_logs(paths, attempt, wanted, still_running=check)
 
 
 def read_logs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,12 @@ import pytest
 import sm_llm
 from sm_llm.errors import RunFailed, SubmitError
 from sm_llm.launcher.backends.kubeflow import cluster as adapter
-from sm_llm.launcher.backends.kubeflow.cluster import KubernetesCluster, cluster, dropped_fields
+from sm_llm.launcher.backends.kubeflow.cluster import KubernetesCluster, cluster
 from sm_llm.launcher.backends.kubeflow.names import object_name
+from sm_llm.launcher.backends.kubeflow.submit import dropped_fields
 from sm_llm.launcher.tools.shell import shell_command
 from sm_llm.runs.run_states import RunState
-from tests.fixtures.kubernetes_double import PULL_ERROR
+from tests.fixtures.kubernetes_double import MOUNT_ERROR, PREEMPTED, PULL_ERROR
 from tests.launcher.kubeflow.conftest import TINY, job_of, render
 
 if TYPE_CHECKING:
@@ -90,12 +92,78 @@ def test_SL02_an_image_that_cannot_be_pulled_is_shown_as_that(
 def test_quota_and_nodes_that_a_job_waits_for(ready_kubernetes: KubernetesDouble, tmp_path: Path) -> None:
     ready_kubernetes.suspends, ready_kubernetes.capacity = True, 0
     run = sm_llm.launch(spec(tmp_path))
-    await_(lambda: "waiting for quota" in detail(run))
+    await_(
+        lambda: (
+            f"waiting for quota: the queue has not admitted the job (Created Workload: {object_name(run.id)}"
+            in detail(run)
+        )
+    )
     ready_kubernetes.admit(object_name(run.id))
     await_(lambda: "waiting for nodes" in detail(run))
     assert "Insufficient nvidia.com/gpu" in detail(run)
     assert run.state is RunState.PENDING
     run.stop()
+
+
+def test_what_keeps_pods_from_being_created_or_begun_is_in_events(
+    ready_kubernetes: KubernetesDouble, tmp_path: Path
+) -> None:
+    """Neither the job nor a pod states it: the namespace's ResourceQuota, and a file system that does not answer."""
+    ready_kubernetes.pod_quota, ready_kubernetes.unmountable = 0, {"fsx"}
+    run = sm_llm.launch(spec(tmp_path))
+    await_(lambda: "its pods are being created (Error creating: pods" in detail(run))
+    assert "exceeded quota" in detail(run)
+    ready_kubernetes.pod_quota = 1
+    await_(lambda: MOUNT_ERROR in detail(run))
+    assert detail(run) == f"1 pod pending; {object_name(run.id)}-master-0 ({MOUNT_ERROR})"
+    assert run.state is RunState.PENDING
+    run.stop()
+
+
+def an_object(kubernetes: KubernetesDouble, **labels: str) -> dict[str, Any]:
+    """One that events can be of."""
+    body = {"metadata": {"name": "tiny", "namespace": "team", "labels": labels}, "data": {}}
+    [map_, _] = render(TINY).request["manifests"]
+    cluster(None).put_config_map({**map_, **body, "metadata": {**map_["metadata"], **body["metadata"]}})
+    return kubernetes.objects["configmaps", "team", "tiny"]
+
+
+def test_events_are_those_of_the_object_not_of_an_earlier_one_of_its_name(kubernetes: KubernetesDouble) -> None:
+    first = an_object(kubernetes)
+    kubernetes.report(first, "Old", "of the attempt before")
+    assert [it["message"] for it in cluster(None).events(first)] == ["of the attempt before"]
+    del kubernetes.objects["configmaps", "team", "tiny"]
+    second = an_object(kubernetes)
+    assert cluster(None).events(second) == []
+    # Newer controllers leave lastTimestamp out, and would come first without a time.
+    author = {"reportingComponent": "default-scheduler", "reportingInstance": "s1", "action": "Scheduling"}
+    kubernetes.report(second, "Newer", "newer", eventTime="2026-11-29T10:00:01.500000Z", **author)
+    kubernetes.report(second, "Older", "older", lastTimestamp="2026-11-29T10:00:01Z")
+    assert [it["message"] for it in cluster(None).events(second)] == ["older", "newer"]
+
+
+def events_in_pages(kubernetes: KubernetesDouble, monkeypatch: pytest.MonkeyPatch) -> int:
+    """List five events two at a time; returns the number of requests."""
+    monkeypatch.setattr(adapter, "_PAGE_ITEMS", 2)
+    held = an_object(kubernetes)
+    for number in range(5):
+        kubernetes.report(held, f"R{number}", f"event {number}")
+    begin = len(kubernetes.requests)
+    found = [it["message"] for it in cluster(None).events(held)]
+    assert sorted(found) == [f"event {number}" for number in range(5)]
+    return len([it for it in kubernetes.requests[begin:] if "/events?" in it])
+
+
+def test_a_long_list_comes_in_pages(kubernetes: KubernetesDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert events_in_pages(kubernetes, monkeypatch) == 3
+
+
+def test_a_list_whose_pages_the_cluster_has_forgotten_is_asked_for_anew(
+    kubernetes: KubernetesDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """410 Expired: etcd has compacted the state that the first page was of."""
+    kubernetes.forgets_pages = True
+    assert events_in_pages(kubernetes, monkeypatch) == 3, "a page, the one that is refused, and the whole"
 
 
 def test_SL10_a_cluster_that_does_not_answer_is_not_a_failure_of_the_run(
@@ -142,6 +210,17 @@ def test_DL29_another_version_of_the_client_is_refused(monkeypatch: pytest.Monke
         adapter.cluster(None)
 
 
+def test_DL29_the_version_of_the_client_is_in_the_runs_record(
+    ready_kubernetes: KubernetesDouble, tmp_path: Path
+) -> None:
+    ready_kubernetes.bad_images = {"image:1"}
+    run = sm_llm.launch(spec(tmp_path))
+    versions = json.loads((run.root / "run.json").read_text())["versions"]
+    for name in ("kubernetes", "boto3"):
+        assert versions[name] == adapter.metadata.version(name)
+    run.stop()
+
+
 def test_fields_that_the_cluster_dropped() -> None:
     sent = {"a": 1, "b": {"c": [1, {"d": "x"}], "e": {}}, "f": []}
     assert list(dropped_fields(sent, sent)) == []
@@ -162,6 +241,32 @@ def test_SL06_SL08_a_program_in_one_pod_from_launch_to_its_logs(
     assert "in $(PATH) $$ 'x' 1" in lines, lines
     [attached] = [sm_llm.attach(f"kubeflow://double/team/{object_name(run.id)}")]
     assert attached.uri == run.uri
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("mounted_claim")
+def test_a_log_is_followed_as_it_is_printed(
+    ready_kubernetes: KubernetesDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one request that lasts as long as the container, with nothing asked in between."""
+    program = (
+        "import pathlib, time\nfor it in range(3):\n    print('line', it, flush=True)\n"
+        "    while not pathlib.Path({!r} + str(it)).exists():\n        time.sleep(0.05)\n"
+    ).format(str(tmp_path / "seen-"))
+    run = sm_llm.launch(spec(tmp_path, program))
+    await_(lambda: run.state is RunState.RUNNING)
+    # No second copy: what comes is streamed.
+    monkeypatch.setattr("sm_llm.launcher.observe.logs.COPY_SECONDS", 3_600.0)
+    log = run.logs(follow=True)
+    for it in range(3):
+        assert any(line == f"line {it}" for line in log)
+        (tmp_path / f"seen-{it}").touch()
+    asked = [it for it in ready_kubernetes.requests if "/log?" in it]
+    assert sum("follow=true" in it for it in asked) == 1
+    assert len(asked) == 2, "what was there before, and what came"
+    log.close()
+    assert run.wait() is not RunState.FAILED
 
 
 TRAINING = {
@@ -233,7 +338,7 @@ def test_a_job_that_loses_its_quota_begins_again_and_one_that_somebody_deletes_h
     await_(lambda: (tmp_path / "seen").exists())
     await_(lambda: any("größer" in it for it in run.logs()))
     ready_kubernetes.suspend(name)
-    await_(lambda: "waiting for quota" in detail(run))
+    await_(lambda: f"waiting for quota: the queue has not admitted the job ({PREEMPTED})" in detail(run))
     assert run.state is RunState.PENDING
     assert not ready_kubernetes.pods or all(it.is_deleted for it in ready_kubernetes.pods.values())
     ready_kubernetes.admit(name)

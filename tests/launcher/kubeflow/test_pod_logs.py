@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from sm_llm.errors import QueryError
-from sm_llm.launcher.backends.kubeflow import pod_logs
 from sm_llm.launcher.backends.kubeflow.cluster import KubernetesCluster, Refused
 from sm_llm.launcher.backends.kubeflow.pod_logs import PodLogCopy
 
@@ -16,11 +16,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+class Text(list[bytes]):
+    """An answer in parts."""
+
+    def close(self) -> None:
+        pass
+
+
 @dataclass
 class Node:
     """One pod whose container is started again and again; its node keeps the logs of two starts."""
 
     starts: list[list[str]] = field(default_factory=list)
+    part: int = 1 << 16
 
     def pods(self, namespace: str, job: str) -> list[dict[str, Any]]:
         count = len(self.starts)
@@ -28,14 +36,14 @@ class Node:
         status = {"name": "pytorch", "containerID": f"c{count}", "restartCount": count - 1, "lastState": last}
         return [{"metadata": {"name": "x-master-0"}, "status": {"containerStatuses": [status]}}]
 
-    def log(
-        self, namespace: str, pod: str, container: str, since: str | None, limit: int | None, *, previous: bool = False
-    ) -> bytes:
+    def log(self, namespace: str, pod: str, container: str, since: str | None, *, previous: bool, follow: bool) -> Text:
+        assert not follow, "no container runs"
         if previous and len(self.starts) < 2:
             raise Refused("previous terminated container not found", 400)
         lines = self.starts[-2 if previous else -1]
-        text = "".join(f"{it}\n" for it in lines if since is None or it >= since.rstrip("Z"))
-        return text.encode()[:limit]
+        text = "".join(f"{it}\n" for it in lines if since is None or it >= since.rstrip("Z")).encode()
+        # However an answer is cut into parts.
+        return Text(text[at : at + self.part] for at in range(0, len(text), self.part))
 
 
 def lines(folder: Path) -> list[str]:
@@ -64,15 +72,14 @@ def test_a_start_that_was_never_seen_is_copied_from_the_node(tmp_path: Path) -> 
     assert lines(tmp_path) == ["a", "b"]
 
 
-def test_bounded_answers_of_the_start_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_logs, "MOST_BYTES", 60)
-    node = Node([["2026-11-29T10:00:00.1Z a"]])
+@pytest.mark.parametrize("part", [1, 7, 24, 25, 60])
+def test_an_answer_in_parts_is_copied_line_by_line(tmp_path: Path, part: int) -> None:
+    node = Node([["2026-11-29T10:00:00.1Z a"]], part)
     copy = PodLogCopy(cast("KubernetesCluster", node), "team", "x", tmp_path)
     copy.pull()
     node.starts[0] += [f"2026-11-29T10:00:0{it}.1Z line-{it}" for it in range(1, 7)]
     node.starts.append(["2026-11-29T10:00:09.1Z end"])
-    while copy.pull():
-        pass
+    copy.pull()
     assert lines(tmp_path) == ["a", *(f"line-{it}" for it in range(1, 7)), "end"]
 
 
@@ -93,9 +100,9 @@ class Answers:
         status = {"name": "pytorch", "containerID": "c1", "state": state}
         return [{"metadata": {"name": "x-master-0"}, "status": {"containerStatuses": [status]}}]
 
-    def log(self, *args: Any, **named: Any) -> bytes:
+    def log(self, *args: Any, **named: Any) -> Text:
         self.asked.append(args[3])
-        return self.bodies.pop(0)
+        return Text([self.bodies.pop(0)])
 
 
 def test_lines_of_progress_bars_and_halves_of_characters_are_copied_as_they_are(tmp_path: Path) -> None:
@@ -130,12 +137,44 @@ def test_a_node_in_another_time_zone(tmp_path: Path) -> None:
 def test_an_answer_without_times_is_no_log(tmp_path: Path) -> None:
     line = b"2026-11-29T10:00:00.1Z a\n"
     node = Answers(
-        [line, b"unable to retrieve container logs for containerd://c1", b"<html>Please log in</html>", line]
+        [line, b"unable to retrieve container logs for containerd://c1", *[b"<html>Please log in</html>"] * 4, line]
     )
     copy = PodLogCopy(cast("KubernetesCluster", node), "team", "x", tmp_path)
     copy.pull()
-    assert copy.pull() is False
+    copy.pull()
     with pytest.raises(QueryError, match=r"the log of pod x-master-0 has no times .* begins with '<html>Please log in"):
         copy.pull()
     copy.pull()
     assert copied(tmp_path) == b"a\n"
+
+
+def test_a_clock_that_is_set_back_repeats_and_loses_nothing(tmp_path: Path) -> None:
+    node = Node([["2026-11-29T10:00:05.1Z a", "2026-11-29T10:00:06.1Z b", "2026-11-29T10:00:05.9Z c"]])
+    copy = PodLogCopy(cast("KubernetesCluster", node), "team", "x", tmp_path)
+    copy.pull()
+    node.starts[0] += ["2026-11-29T10:00:06.9Z d", "2026-11-29T10:00:07.1Z e"]
+    copy.pull()
+    assert lines(tmp_path) == ["a", "b", "c", "d", "e"]
+
+
+def test_two_processes_that_copy_one_log_add_each_line_once(tmp_path: Path) -> None:
+    """The log of a run that is followed in two terminals."""
+    written = [f"2026-11-29T10:00:{it // 40:02}.{it % 40:02}Z {it}" for it in range(400)]
+    node = Node([[]], part=100)
+    copies = [PodLogCopy(cast("KubernetesCluster", node), "team", "x", tmp_path) for _ in range(3)]
+    is_over = threading.Event()
+
+    def pull(copy: PodLogCopy) -> None:
+        while not is_over.is_set():
+            copy.pull()
+
+    threads = [threading.Thread(target=pull, args=(it,)) for it in copies]
+    for thread in threads:
+        thread.start()
+    for line in written:
+        node.starts[0].append(line)
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    copies[0].pull()
+    assert lines(tmp_path) == [str(it) for it in range(400)]

@@ -87,6 +87,9 @@ def report(*options: str) -> dict[str, tuple[str, str]]:
     return {it.name: (it.outcome, it.detail) for it in found.checks}
 
 
+OPERATOR = {"control-plane": "kubeflow-training-operator"}
+
+
 @pytest.fixture
 def team(kubernetes: KubernetesDouble) -> KubernetesDouble:
     """A cluster with all that a job needs."""
@@ -102,7 +105,10 @@ def team(kubernetes: KubernetesDouble) -> KubernetesDouble:
     kubernetes.nodes = [node("n1", labels={HEALTH: "Schedulable"})]
     image = "kubeflow/training-operator:v1.8.1"
     template = {"spec": {"containers": [{"image": image}]}}
-    kubernetes.deployments = [{"metadata": {"name": "training-operator"}, "spec": {"template": template}}]
+    kubernetes.deployments = [
+        {"metadata": {"name": "mpi-operator"}, "spec": {"template": {"spec": {"containers": [{"image": image[:-1]}]}}}},
+        {"metadata": {"name": "training-operator", "labels": OPERATOR}, "spec": {"template": template}},
+    ]
     return kubernetes
 
 
@@ -177,7 +183,7 @@ def test_SL04_an_operator_that_auto_resume_does_not_work_with(
 ) -> None:
     """meta-pytorch/torchx#120: a cluster's upgrade broke what depended on a version."""
     monkeypatch.setattr(check_pod, "SECONDS", 0.0)
-    team.deployments[0]["spec"]["template"]["spec"]["containers"][0]["image"] = "kubeflow/training-operator:v1.9.0"
+    team.deployments[1]["spec"]["template"]["spec"]["containers"][0]["image"] = "kubeflow/training-operator:v1.9.0"
     outcome, detail = report("backend.retry=auto-resume")["operator"]
     assert (outcome, "1.7.0, 1.8.0, 1.8.1" in detail) == ("warning", True)
 

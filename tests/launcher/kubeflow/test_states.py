@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sm_llm.launcher.backends.kubeflow.states import condition_of, native_state, node_of
 from sm_llm.runs.run_states import RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def job(*types: str, message: str = "", reason: str = "") -> dict[str, Any]:
@@ -25,7 +28,7 @@ def container(state: dict[str, Any], restarts: int = 0, last: dict[str, Any] | N
     return [{"name": "pytorch", "state": state, "restartCount": restarts, "lastState": {"terminated": last or {}}}]
 
 
-def unexplained(name: str) -> list[dict[str, Any]]:
+def unexplained(held: Mapping[str, Any]) -> list[dict[str, Any]]:
     """No controller has reported anything."""
     return []
 
@@ -135,6 +138,6 @@ def test_what_a_pod_with_a_node_waits_for_is_in_its_events() -> None:
         pod(),
         pod("x-worker-0", "Pending", containerStatuses=container({"waiting": {"reason": "PodInitializing"}})),
     ]
-    native = native_state(job("Created", "Running"), pods, events.__getitem__)
+    native = native_state(job("Created", "Running"), pods, lambda it: events[it["metadata"]["name"]])
     assert native.state is RunState.PENDING
     assert native.detail == "of 2 pods 1 running, 1 pending; x-worker-0 (MountVolume.SetUp failed for volume fsx)"

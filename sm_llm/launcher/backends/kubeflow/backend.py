@@ -187,10 +187,11 @@ class KubeflowBackend(JobBackend):
         _, namespace, name = found
 
         def find_run() -> str | None:
+            from sm_llm.launcher.backends.kubeflow.jobs import first_job
             from sm_llm.launcher.backends.kubeflow.manifest import KINDS
 
             # A cluster has one of the operators or both; the URI does not name the kind. Job: a workflow's driver.
-            job = self._cluster_of(native).first_job((*KINDS, "Job"), namespace, name)
+            job = first_job(self._cluster_of(native), (*KINDS, "Job"), namespace, name)
             location = str(((job or {}).get("metadata") or {}).get("annotations", {}).get(names.RUN_ANNOTATION, ""))
             # An annotation may hold anything; only what has the form of a run's address is taken for one.
             return location if location.startswith(("/", "s3://")) else None

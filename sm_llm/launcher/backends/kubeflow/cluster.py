@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import metadata
@@ -21,17 +21,14 @@ from sm_llm.launcher.backends.kubeflow.names import IN_CLUSTER, JOB_LABEL, RUN_A
 from sm_llm.optional import command, missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
-# Major versions of the client, which follow those of Kubernetes.
 SUPPORTED = range(35, 36)
 """Major versions of the client that this adapter is made for; ``setup.cfg`` pins the same."""
-# To connect, and to read an answer.
 TIMEOUT_SECONDS = (10.0, 60.0)
 """To connect, and between two parts of an answer."""
 _TRIES, _PAUSE_SECONDS = 4, 1.0
-DELETE_SECONDS = 300.0
-_POLL_SECONDS = 0.5
+DELETE_SECONDS, _POLL_SECONDS = 300.0, 0.5
 # Too many requests, and faults of the API server or a proxy before it: nothing is known of the request.
 _TRANSIENT = (429, 500, 502, 503, 504)
 # Of an answer that is none, in its error.
@@ -44,14 +41,9 @@ _LOCATIONS = {
     "RoleBinding": Kind("rbac.authorization.k8s.io", "v1", "rolebindings"),
     "ServiceAccount": Kind("", "v1", "serviceaccounts"),
 }
-INSTALL = {
-    "PyTorchJob": "kubectl apply --server-side -k "
-    "'github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.8.1'",
-    "HyperPodPyTorchJob": "aws eks create-addon --addon-name amazon-sagemaker-hyperpod-training-operator "
-    "--cluster-name NAME",
-}
-"""The command that installs the operator of a kind."""
-
+# Objects of a list in one answer, as kubectl asks for them: all pods of a large cluster would be hundreds of MiB.
+_PAGE_ITEMS = 500
+_CHUNK_BYTES, _CONNECTIONS = 1 << 16, 16
 
 Form = Literal["any", "object", "list"]
 """What an answer has to be: one object, a list of them, or one of those that have no name."""
@@ -63,6 +55,29 @@ class Refused(SubmitError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+
+@dataclass
+class PodLog:
+    """An answer that holds a log, read as it comes."""
+
+    cluster: str
+    answer: Any
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Raises ``QueryError`` where the answer breaks off."""
+        _, from_connection = _errors()
+        try:
+            yield from self.answer.stream(_CHUNK_BYTES, decode_content=False)
+        except (from_connection, OSError, ValueError) as error:
+            raise QueryError(f"the cluster {self.cluster} does not answer: a log broke off: {error}") from error
+        finally:
+            self.answer.close()
+
+    def close(self) -> None:
+        """End the answer for a thread that waits for more of it."""
+        with suppress(OSError, ValueError, RuntimeError):  # it has ended already
+            self.answer.shutdown()
 
 
 @dataclass
@@ -80,40 +95,24 @@ class KubernetesCluster:
         """A job, of whatever kind; None where there is none. Raises ``QueryError`` without an answer."""
         return self._get(self.path(kind, namespace, name), form="object")
 
-    def first_job(self, kinds: Sequence[str], namespace: str, name: str) -> dict[str, Any] | None:
-        """The job of a name, of the first kind that has one. Raises ``Refused`` where this user may not see them."""
-        refusal = None
-        for kind in kinds:
-            try:
-                # A kind that the cluster does not know has no job either.
-                found = self.job(kind, namespace, name)
-            except Refused as error:
-                if error.status != 403:
-                    raise
-                refusal = error
-            else:
-                if found is not None:
-                    return found
-        if refusal is not None:
-            raise refusal
-        return None
-
     def pods(self, namespace: str, job: str) -> list[dict[str, Any]]:
         """The pods of a job, those of an earlier attempt that are still ending included."""
         # By our own label: the operators' labels differ, and changed between releases.
-        return self._items(f"/api/v1/namespaces/{namespace}/pods", {"labelSelector": f"{JOB_LABEL}={job}"})
+        return self.items(f"/api/v1/namespaces/{namespace}/pods", {"labelSelector": f"{JOB_LABEL}={job}"})
 
-    def events(self, namespace: str, name: str) -> list[dict[str, Any]]:
+    def events(self, held: Mapping[str, Any]) -> list[dict[str, Any]]:
         """What the cluster's controllers report of an object, oldest first; nothing where this user may not see it."""
-        fields = {"fieldSelector": f"involvedObject.name={name}"}
+        namespace, uid = held["metadata"]["namespace"], held["metadata"]["uid"]
+        # All attempts have one name, and so do pods that follow one another; events are kept for an hour.
+        fields = {"fieldSelector": f"involvedObject.uid={uid}"}
         try:
-            found = self._items(f"/api/v1/namespaces/{namespace}/events", fields)
+            found = self.items(f"/api/v1/namespaces/{namespace}/events", fields)
         except Refused as error:
             # They only explain a state, which is known without them.
             if error.status != 403:
                 raise
             return []
-        return sorted(found, key=lambda it: str(it.get("lastTimestamp") or ""))
+        return sorted(found, key=_time_of)
 
     def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
         """Create an object; returns it as the cluster holds it. Raises ``Refused``."""
@@ -168,32 +167,30 @@ class KubernetesCluster:
         self._call("PATCH", f"/api/v1/namespaces/{namespace}/configmaps/{name}", {}, body)
 
     def log(
-        self, namespace: str, pod: str, container: str, since: str | None, limit: int | None, *, previous: bool = False
-    ) -> bytes:
+        self, namespace: str, pod: str, container: str, since: str | None, *, previous: bool = False,
+        follow: bool = False,
+    ) -> PodLog:  # fmt: skip
         """Lines of a container's log, each with its time in front; from the second ``since`` on where it is given.
 
-        At most ``limit`` bytes, the last line then being cut; of the start before the newest where ``previous``.
+        Of the start before the newest where ``previous``; where ``follow`` the answer lasts as long as the container.
         """
         # The API has no offsets: with the time in front of each line a reader knows where it was.
         query: dict[str, Any] = {"container": container, "timestamps": "true"}
-        if limit is not None:
-            query["limitBytes"] = limit
         if since is not None:
             query["sinceTime"] = since
-        if previous:
-            query["previous"] = "true"
-        found: bytes = self._call("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log", query, raw=True)
-        return found
+        query |= {name: "true" for name, is_on in (("previous", previous), ("follow", follow)) if is_on}
+        answer = self._call("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log", query, raw=True)
+        return PodLog(self.name, answer)
 
-    def read(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any] | None:
-        """An object, or a list of them, by its path in the API; None where there is none."""
-        return self._get(path, query)
+    def read(self, path: str) -> dict[str, Any] | None:
+        """An object by its path in the API; None where there is none."""
+        return self._get(path)
 
     def nodes_and_pods(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
         """All nodes, and the pods of all namespaces; None in place of those where this user may not see them."""
-        nodes = self._items("/api/v1/nodes")
+        nodes = self.items("/api/v1/nodes")
         try:
-            return nodes, self._items("/api/v1/pods")
+            return nodes, self.items("/api/v1/pods")
         except Refused as error:
             if error.status != 403:
                 raise
@@ -235,8 +232,24 @@ class KubernetesCluster:
         group = f"apis/{row.group}" if row.group else "api"
         return f"/{group}/{row.version}/namespaces/{namespace}/{row.plural}{f'/{name}' if name else ''}"
 
-    def _items(self, path: str, query: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-        return list(self._call("GET", path, query, form="list")["items"] or ())
+    def items(self, path: str, query: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+        """All objects of a list, which comes in pages."""
+        found: list[dict[str, Any]] = []
+        part = {**(query or {}), "limit": str(_PAGE_ITEMS)}
+        while True:
+            try:
+                page = self._call("GET", path, part, form="list")
+            except Refused as error:
+                if error.status != 410 or "continue" not in part:
+                    raise
+                # The pages are of one state of the cluster, which it forgets after some minutes. In one answer it
+                # cannot be forgotten in between.
+                return list(self._call("GET", path, query, form="list")["items"] or ())
+            found += page["items"] or ()
+            token = (page.get("metadata") or {}).get("continue")
+            if not token:
+                return found
+            part["continue"] = str(token)
 
     def _get(self, path: str, query: Mapping[str, str] | None = None, form: Form = "any") -> dict[str, Any] | None:
         try:
@@ -262,8 +275,8 @@ class KubernetesCluster:
         renewed = False
         for left in range(_TRIES - 1, -1, -1):
             try:
-                data = self._request(method, path, query or {}, body)
-                return data if raw else self._parsed(f"{method} {path}", data, form)
+                found = self._request(method, path, query or {}, body, raw=raw)
+                return found if raw else self._parsed(f"{method} {path}", found, form)
             except Refused as error:
                 # Tokens of EKS last 15 minutes, and the client does not read every kind of them again.
                 if error.status != 401 or renewed:
@@ -292,7 +305,8 @@ class KubernetesCluster:
         answer: dict[str, Any] = found
         return answer
 
-    def _request(self, method: str, path: str, query: Mapping[str, Any], body: Any) -> bytes:
+    def _request(self, method: str, path: str, query: Mapping[str, Any], body: Any, *, raw: bool) -> Any:
+        """What an answer holds; the answer itself, which is still to be read, where ``raw``."""
         if self._client is None:
             self._client = self.connect()
         headers = {"Accept": "application/json, */*"}
@@ -306,13 +320,12 @@ class KubernetesCluster:
                 auth_settings=["BearerToken"], _preload_content=False, _request_timeout=TIMEOUT_SECONDS,
                 _return_http_data_only=True,
             )  # fmt: skip
-            data: bytes = answer.data
+            return answer if raw else answer.data
         except Exception as error:
             ours = self._in_our_words(f"{method} {path}", error)
             if ours is None:
                 raise
             raise ours from error
-        return data
 
     def _in_our_words(self, action: str, error: Exception) -> SubmitError | None:
         from_server, from_connection = _errors()
@@ -331,6 +344,14 @@ class KubernetesCluster:
         return Refused(f"the cluster {self.name} refused {action}: {words}", error.status)
 
 
+def _time_of(event: Mapping[str, Any]) -> str:
+    """When an event came, the last time of several."""
+    # The scheduler and other newer controllers leave lastTimestamp out.
+    series = event.get("series") or {}
+    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return next((str(it).removesuffix("Z") for it in times if it), "")
+
+
 def _run_of(held: Mapping[str, Any]) -> str | None:
     found = ((held.get("metadata") or {}).get("annotations") or {}).get(RUN_ANNOTATION)
     return None if found is None else str(found)
@@ -339,6 +360,8 @@ def _run_of(held: Mapping[str, Any]) -> str | None:
 def _has_form(found: Any, form: Form) -> bool:
     """Whether an answer is what was asked for, as far down as every object of Kubernetes is the same."""
     if not isinstance(found, dict) or (form == "list" and "items" not in found):
+        return False
+    if form == "list" and not isinstance(found.get("metadata") or {}, dict):
         return False
     items = found.get("items") or ()
     if not isinstance(items, (list, tuple)) or not all(_is_object(it) for it in items):
@@ -409,24 +432,26 @@ def cluster(context: str | None) -> KubernetesCluster:
         raise SubmitError(
             f"backend.context: the kubeconfig has no context {name!r}. It has: {listed}. Add it: {_UPDATE}"
         )
-
     return KubernetesCluster(name, partial(_connect, name))
 
 
 def _connect(name: str) -> Any:
     """A client for a context, with fresh credentials. Raises ``SubmitError``."""
-    from kubernetes import config
+    from kubernetes import client, config
     from kubernetes.config.config_exception import ConfigException
 
+    configuration = client.Configuration()
+    # By default five for each processor here; logs that are followed hold one each.
+    configuration.connection_pool_maxsize = _CONNECTIONS
     with _logged_errors() as found:
         try:
-            client = config.new_client_from_config(context=name)
+            made = config.new_client_from_config(context=name, client_configuration=configuration)
         except ConfigException as error:
             raise SubmitError(f"backend.context: {name} cannot be used: {error}. Make it anew: {_UPDATE}") from error
     # The client only logs that the command for a token has failed, and asks the cluster as nobody.
-    if found and not client.configuration.api_key and not client.configuration.cert_file:
+    if found and not configuration.api_key and not configuration.cert_file:
         raise SubmitError(f"backend.context: {name} has no credentials: {'; '.join(found)}. Log in again")
-    return client
+    return made
 
 
 @contextmanager
@@ -472,20 +497,3 @@ def _assert_client() -> None:
         raise SubmitError(
             f"kubernetes {found} is installed, and versions {first} to {last} are supported. {command('kubernetes')}"
         )
-
-
-def dropped_fields(sent: Any, held: Any, path: str = "") -> Sequence[str]:
-    """Dotted paths of what was sent and is not in the object that the cluster holds: its CRD does not know them."""
-    if isinstance(sent, dict):
-        if not isinstance(held, dict):
-            return [path]
-        found: list[str] = []
-        for key, value in sent.items():
-            at = f"{path}.{key}" if path else key
-            # An empty value may be left out by the server.
-            found += dropped_fields(value, held[key], at) if key in held else [at] if value not in ({}, [], "") else []
-        return found
-    if isinstance(sent, list) and isinstance(held, list):
-        return [it for i, value in enumerate(sent) for it in dropped_fields(value, held[i] if i < len(held) else None,
-                                                                           f"{path}.{i}")]  # fmt: skip
-    return [path] if held is None and sent is not None else []

@@ -10,6 +10,7 @@ from sm_llm.errors import SubmitError
 from sm_llm.launcher.attempt_outcome import failures_in_events, first_failure, record_end, record_outcome, stopped
 from sm_llm.launcher.backend import NativeState
 from sm_llm.launcher.backends.kubeflow import names
+from sm_llm.launcher.backends.kubeflow.cluster import Refused
 from sm_llm.launcher.backends.kubeflow.manifest import KINDS
 from sm_llm.launcher.backends.kubeflow.pod_logs import PodLogCopy
 from sm_llm.launcher.backends.kubeflow.states import native_state, node_of
@@ -20,7 +21,7 @@ from sm_llm.runs.run_states import RunState
 from sm_llm.runs.stopped import StopRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
     from sm_llm.launcher.backends.kubeflow.cluster import KubernetesCluster
@@ -67,7 +68,7 @@ def state_of(run_store: RunStore, record: RunRecord, cluster: KubernetesCluster)
     if job is None or not is_of(job, run_store.uri, last.number):
         return _gone(run_store, record, last)
     pods = [it for it in cluster.pods(namespace, name) if is_of(it, run_store.uri, last.number)]
-    native = native_state(job, pods, lambda it: cluster.events(namespace, it))
+    native = native_state(job, pods, cluster.events)
     if not native.state.is_final:
         if job["metadata"].get("deletionTimestamp"):
             return NativeState(RunState.RUNNING, "ending: its job was deleted")
@@ -150,10 +151,26 @@ def stop_job(
 
 def _keep_logs(run_store: RunStore, number: int, cluster: KubernetesCluster, namespace: str, name: str) -> None:
     """Copy what pods have printed that are about to be deleted; on this machine alone."""
-    copy = PodLogCopy(cluster, namespace, name, run_store.paths.logs(number))
-    # Until nothing is new: a pull copies MOST_BYTES at most.
-    while copy.pull():
-        pass
+    PodLogCopy(cluster, namespace, name, run_store.paths.logs(number)).pull()
+
+
+def first_job(cluster: KubernetesCluster, kinds: Sequence[str], namespace: str, name: str) -> dict[str, Any] | None:
+    """The job of a name, of the first kind that has one. Raises ``Refused`` where this user may not see them."""
+    refusal = None
+    for kind in kinds:
+        try:
+            # A kind that the cluster does not know has no job either.
+            found = cluster.job(kind, namespace, name)
+        except Refused as error:
+            if error.status != 403:
+                raise
+            refusal = error
+        else:
+            if found is not None:
+                return found
+    if refusal is not None:
+        raise refusal
+    return None
 
 
 def remove_earlier(
@@ -189,7 +206,28 @@ def logs_of(
         return read_logs(run_store.paths, attempt, wanted, still_running=lambda: False)
     _, namespace, name = parts(found.native_id)
     copy = PodLogCopy(cluster(), namespace, name, run_store.paths.logs(attempt), wanted.node)
-    return copied_logs(run_store.paths, attempt, wanted, copy.pull, still_running)
+    return _followed(run_store.paths, attempt, wanted, copy, still_running)
+
+
+def _followed(
+    paths: RunPaths, attempt: int, wanted: LogFilter, copy: PodLogCopy, still_running: Callable[[], bool]
+) -> Iterator[str]:
+    is_running = False
+
+    def check() -> bool:
+        nonlocal is_running
+        is_running = still_running()
+        return is_running
+
+    def copy_new() -> bool:
+        copy_logs = copy.follow if is_running else copy.pull
+        copy_logs()
+        return False
+
+    try:
+        yield from copied_logs(paths, attempt, wanted, copy_new, check)
+    finally:
+        copy.close()
 
 
 def shell_command(run_store: RunStore, native_id: str, node: int, cluster: KubernetesCluster) -> list[str]:

@@ -7,15 +7,13 @@ fail again and again leave a job "Created" or "Running".
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from sm_llm.launcher.backend import NativeState
 from sm_llm.launcher.backends.kubeflow.names import CONTAINER, ELASTIC_LABEL
 from sm_llm.runs.run_states import RunState
 from sm_llm.terminal import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 CONDITIONS = {
     "Created": RunState.PENDING,
@@ -49,6 +47,8 @@ _REMEDY = {
     "InvalidImageName": "Check backend.image",
     "CreateContainerConfigError": "Check backend.volumes and the secrets that the job names",
 }
+Events = Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
+"""An object -> what controllers report of it, oldest first."""
 _POD = re.compile(r"-(?P<kind>[a-z]+)-(?P<number>[0-9]+)$")
 
 
@@ -65,11 +65,8 @@ def node_of(pod: Mapping[str, Any]) -> int | None:
     return None if match is None else int(match["number"]) + (1 if match["kind"] == "worker" and has_master else 0)
 
 
-def native_state(
-    job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], events: Callable[[str], Sequence[Mapping[str, Any]]]
-) -> NativeState:
+def native_state(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], events: Events) -> NativeState:
     """The state of a job and why. ``events`` asks for those of the job, or a pod, that nothing else explains."""
-    own = str((job.get("metadata") or {}).get("name", ""))
     condition = condition_of(job)
     if condition is None:
         return NativeState(RunState.PENDING, "the operator has not seen the job yet")
@@ -79,7 +76,7 @@ def native_state(
         return NativeState(RunState.UNKNOWN, f"{name}: {words}" if words else name)
     state = CONDITIONS[name]
     if name == "Suspended" or (state is RunState.PENDING and _is_suspended(job)):
-        return NativeState(RunState.PENDING, _quota(events(own)))
+        return NativeState(RunState.PENDING, _quota(events(job)))
     if name == "Failed":
         return _failed(condition, words, pods)
     if name == "Succeeded":
@@ -95,19 +92,19 @@ def native_state(
         # What a person has to do something about comes first: the rest of the pods may only wait for it.
         return min(found, key=lambda it: it.state is not RunState.PENDING)
     if state is RunState.PENDING and not pods:
-        return NativeState(state, f"its pods are being created{_last(events(own))}")
+        return NativeState(state, f"its pods are being created{_last(events(job))}")
     if state is RunState.RESTARTING:
         return NativeState(state, words)
     return NativeState(_by_pods(state, pods), f"{_counts(pods)}{_waits(pods, events)}")
 
 
-def _waits(pods: Sequence[Mapping[str, Any]], events: Callable[[str], Sequence[Mapping[str, Any]]]) -> str:
+def _waits(pods: Sequence[Mapping[str, Any]], events: Events) -> str:
     """What the first pod waits for that has a node and no container yet: a volume that is not mounted, for one."""
     waiting = [it for it in sorted(pods, key=_order) if (it.get("status") or {}).get("phase") == "Pending"]
     if not waiting:
         return ""
     name = str(waiting[0]["metadata"]["name"])
-    words = _last([it for it in events(name) if it.get("type") == "Warning"])
+    words = _last([it for it in events(waiting[0]) if it.get("type") == "Warning"])
     return f"; {name}{words}" if words else ""
 
 

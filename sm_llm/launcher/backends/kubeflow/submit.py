@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import job_run_store
 from sm_llm.errors import QueryError, SubmitError
-from sm_llm.launcher.backends.kubeflow.cluster import INSTALL, Refused, dropped_fields
+from sm_llm.launcher.backends.kubeflow.cluster import Refused
 from sm_llm.launcher.backends.kubeflow.jobs import is_of, remove_earlier
 from sm_llm.launcher.backends.kubeflow.manifest import secret_names
 from sm_llm.launcher.backends.kubeflow.manifest_check import REQUEST_CHECKERS
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from sm_llm.launcher.backend import Submission
     from sm_llm.launcher.backends.kubeflow.cluster import KubernetesCluster
 
+INSTALL = {
+    "PyTorchJob": "kubectl apply --server-side -k "
+    "'github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.8.1'",
+    "HyperPodPyTorchJob": "aws eks create-addon --addon-name amazon-sagemaker-hyperpod-training-operator "
+    "--cluster-name NAME",
+}
+"""The command that installs the operator of a kind."""
 _PROBE = "-check"
 
 
@@ -148,3 +155,20 @@ def create_once(cluster: KubernetesCluster, manifest: Mapping[str, Any], uri: st
         if found is None or not is_of(found, uri, attempt):
             raise
         return found
+
+
+def dropped_fields(sent: Any, held: Any, path: str = "") -> Sequence[str]:
+    """Dotted paths of what was sent and is not in the object that the cluster holds: its CRD does not know them."""
+    if isinstance(sent, dict):
+        if not isinstance(held, dict):
+            return [path]
+        found: list[str] = []
+        for key, value in sent.items():
+            at = f"{path}.{key}" if path else key
+            # An empty value may be left out by the server.
+            found += dropped_fields(value, held[key], at) if key in held else [at] if value not in ({}, [], "") else []
+        return found
+    if isinstance(sent, list) and isinstance(held, list):
+        return [it for i, value in enumerate(sent) for it in dropped_fields(value, held[i] if i < len(held) else None,
+                                                                           f"{path}.{i}")]  # fmt: skip
+    return [path] if held is None and sent is not None else []

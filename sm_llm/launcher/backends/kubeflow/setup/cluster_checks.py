@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import PlanError, SubmitError
 from sm_llm.launcher.backend import ClusterCheck
 from sm_llm.launcher.backends.kubeflow import names
-from sm_llm.launcher.backends.kubeflow.cluster import INSTALL, Refused
+from sm_llm.launcher.backends.kubeflow.cluster import Refused
 from sm_llm.launcher.backends.kubeflow.setup.check_pod import image_check
 from sm_llm.launcher.backends.kubeflow.setup.hyperpod import hyperpod_cluster, region_of
 from sm_llm.launcher.backends.kubeflow.setup.node_listing import DEVICES, devices_of
+from sm_llm.launcher.backends.kubeflow.submit import INSTALL
 from sm_llm.launcher.images.image_build import pull_policy
 from sm_llm.terminal import counted
 
@@ -248,9 +249,10 @@ def _listed(
 ) -> list[Mapping[str, Any]] | None:
     """Objects of a kind; None where this user may not see them."""
     try:
-        found = cluster.read(path, query)
+        return [*cluster.items(path, query)]
     except Refused as error:
         if error.status == 403:
             return None
+        if error.status == 404:
+            return []
         raise
-    return list((found or {}).get("items") or ())
