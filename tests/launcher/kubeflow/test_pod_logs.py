@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,9 +12,10 @@ import pytest
 
 from sm_llm.errors import QueryError
 from sm_llm.launcher.backends.kubeflow.cluster import KubernetesCluster, Refused
-from sm_llm.launcher.backends.kubeflow.pod_logs import PodLogCopy
+from sm_llm.launcher.backends.kubeflow.pod_logs import MOST_STREAMS, PodLogCopy
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -29,12 +32,15 @@ class Node:
 
     starts: list[list[str]] = field(default_factory=list)
     part: int = 1 << 16
+    late: int = 0
+    """Starts that its status does not state yet."""
+    uid: str = "1"
 
     def pods(self, namespace: str, job: str) -> list[dict[str, Any]]:
-        count = len(self.starts)
+        count = len(self.starts) - self.late
         last = {"terminated": {"containerID": f"c{count - 1}"}} if count > 1 else {}
         status = {"name": "pytorch", "containerID": f"c{count}", "restartCount": count - 1, "lastState": last}
-        return [{"metadata": {"name": "x-master-0"}, "status": {"containerStatuses": [status]}}]
+        return [{"metadata": {"name": "x-master-0", "uid": self.uid}, "status": {"containerStatuses": [status]}}]
 
     def log(self, namespace: str, pod: str, container: str, since: str | None, *, previous: bool, follow: bool) -> Text:
         assert not follow, "no container runs"
@@ -64,6 +70,35 @@ def test_the_last_lines_before_a_restart_are_copied(tmp_path: Path) -> None:
     node.starts += [["2026-11-29T10:00:03.1Z e"], ["2026-11-29T10:00:04.1Z f"]]
     copy.pull()
     assert lines(tmp_path) == ["a", "b", "why-it-ended", "c", "e", "f"]
+
+
+def test_a_status_that_is_late_repeats_and_loses_nothing(tmp_path: Path) -> None:
+    """A node answers with the log of a new start before the API server states that there is one."""
+    node = Node([["2026-11-29T10:00:00.1Z a"]])
+    copy = PodLogCopy(cast("KubernetesCluster", node), "team", "x", tmp_path)
+    copy.pull()
+    node.starts[0].append("2026-11-29T10:00:00.2Z why-it-ended")
+    node.starts.append(["2026-11-29T10:00:00.3Z b"])
+    for node.late in (1, 1, 0, 0):
+        copy.pull()
+        assert lines(tmp_path) == ["a", "why-it-ended", "b"]
+    # One that prints nothing yet.
+    node.starts[1].append("2026-11-29T10:00:01.25Z again")
+    node.starts.append([])
+    copy.pull()
+    node.starts[2].append("2026-11-29T10:00:01.3Z c")
+    copy.pull()
+    assert lines(tmp_path) == ["a", "why-it-ended", "b", "again", "c"]
+
+
+def test_another_pod_of_the_name_may_be_on_a_node_whose_clock_is_behind(tmp_path: Path) -> None:
+    node = Node([["2026-11-29T10:00:05.1Z a"]])
+    copy = PodLogCopy(cast("KubernetesCluster", node), "team", "x", tmp_path)
+    copy.pull()
+    node.uid, node.starts = "2", [["2026-11-29T10:00:03.1Z b", "2026-11-29T10:00:06.1Z c"]]
+    copy.pull()
+    copy.pull()
+    assert lines(tmp_path) == ["a", "b", "c"]
 
 
 def test_a_start_that_was_never_seen_is_copied_from_the_node(tmp_path: Path) -> None:
@@ -137,7 +172,12 @@ def test_a_node_in_another_time_zone(tmp_path: Path) -> None:
 def test_an_answer_without_times_is_no_log(tmp_path: Path) -> None:
     line = b"2026-11-29T10:00:00.1Z a\n"
     node = Answers(
-        [line, b"unable to retrieve container logs for containerd://c1", *[b"<html>Please log in</html>"] * 4, line]
+        [
+            line,
+            *[b"unable to retrieve container logs for containerd://c1"] * 2,
+            *[b"<html>Please log in</html>"] * 4,
+            line,
+        ]
     )
     copy = PodLogCopy(cast("KubernetesCluster", node), "team", "x", tmp_path)
     copy.pull()
@@ -178,3 +218,82 @@ def test_two_processes_that_copy_one_log_add_each_line_once(tmp_path: Path) -> N
         thread.join()
     copies[0].pull()
     assert lines(tmp_path) == [str(it) for it in range(400)]
+
+
+class Live:
+    """An answer that lasts as long as its container."""
+
+    def __init__(self) -> None:
+        self.parts: queue.Queue[bytes | None] = queue.Queue()
+        self.is_closed = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.parts.get, None)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.parts.put(None)
+
+
+@dataclass
+class Pods:
+    """Pods whose containers run, each with one line."""
+
+    count: int
+    start: int = 1
+    streams: dict[str, list[Live]] = field(default_factory=dict)
+
+    def pods(self, namespace: str, job: str) -> list[dict[str, Any]]:
+        last = {"terminated": {"containerID": f"c{self.start - 1}"}} if self.start > 1 else {}
+        status = {"name": "pytorch", "containerID": f"c{self.start}", "state": {"running": {}}, "lastState": last}
+        # In no order, as the API server lists names.
+        names = [f"x-worker-{it}" for it in reversed(range(self.count - 1))]
+        return [{"metadata": {"name": it}, "status": {"containerStatuses": [status]}} for it in (*names, "x-master-0")]
+
+    def log(self, namespace: str, pod: str, container: str, since: str | None, *, previous: bool, follow: bool) -> Any:
+        if follow:
+            self.streams.setdefault(pod, []).append(Live())
+            return self.streams[pod][-1]
+        start = self.start - previous
+        return Text([f"2026-11-29T10:00:0{start}.1Z start-{start}\n".encode()])
+
+
+def await_line(folder: Path, line: str) -> None:
+    deadline = time.monotonic() + 60
+    while line not in lines(folder):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_a_container_prints_is_copied_as_it_comes_and_over_a_restart(tmp_path: Path) -> None:
+    node = Pods(1)
+    copy = PodLogCopy(cast("KubernetesCluster", node), "team", "x", tmp_path)
+    copy.follow()
+    [stream] = node.streams["x-master-0"]
+    stream.parts.put(b"2026-11-29T10:00:01.1Z start-1\n2026-11-29T10:00:01.2Z more\n2026-11-29T10:00:01.3Z ha")
+    await_line(tmp_path, "more")
+    copy.follow()
+    stream.parts.put(b"lf\n")
+    await_line(tmp_path, "half")
+    assert len(node.streams["x-master-0"]) == 1, "asked for once"
+    # Its node is gone, and the answer would never end.
+    node.start = 2
+    copy.follow()
+    assert stream.is_closed
+    assert lines(tmp_path) == ["start-1", "more", "half", "start-2"]
+    copy.close()
+    assert [it.is_closed for it in node.streams["x-master-0"]] == [True, True]
+    copy.pull()
+    assert lines(tmp_path) == ["start-1", "more", "half", "start-2"]
+
+
+def test_the_first_pods_are_streamed_and_the_others_asked(tmp_path: Path) -> None:
+    """Each stream holds a connection to the API server."""
+    node = Pods(12)
+    copy = PodLogCopy(cast("KubernetesCluster", node), "team", "x", tmp_path)
+    copy.follow()
+    copy.follow()
+    assert set(node.streams) == {"x-master-0", *(f"x-worker-{it}" for it in range(MOST_STREAMS - 1))}
+    assert all(len(it) == 1 for it in node.streams.values())
+    assert {it.name for it in tmp_path.glob("node-*.log")} == {f"node-{it}.log" for it in range(12)}
+    copy.close()
