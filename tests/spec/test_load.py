@@ -226,6 +226,8 @@ def test_all_faults_come_at_once_with_path_value_and_remedy(load_clean: Any) -> 
         ("a..b=1", "an override is written key.path=value"),
         ("--seed=1", "--help"),
         ("task.environment.A=1", "Did you mean environment?"),
+        ("task.optim.betas={a: 1, a: 2}", "(got '{a: 1, a: 2}'). Check its brackets and quotes, and that it gives no"),
+        ("task.optim.betas=[0.9, 0.95", "(got '[0.9, 0.95'). Check its brackets"),
     ],
 )
 def test_a_wrong_override_is_explained(load_clean: Any, override: str, expected: str) -> None:

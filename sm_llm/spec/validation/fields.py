@@ -370,6 +370,9 @@ def _remedy(annotation: Any, seen: Any) -> str:
         return next((text for key in seen if key not in fields and (text := did_you_mean(str(key), fields))), "")
     if any(map(_is_text, kinds)) and isinstance(seen, int | float):
         return f'Write "{seen}"'
+    # What begins so and is text nevertheless was not valid YAML.
+    if isinstance(seen, str) and seen.startswith(("[", "{")):
+        return "Check its brackets and quotes, and that it gives no key twice"
     if isinstance(seen, str) and any(get_origin(kind) is list for kind in kinds):
         return f"Write [{seen}]"
     return did_you_mean(seen, [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)])
