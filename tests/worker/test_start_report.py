@@ -20,6 +20,8 @@ from sm_llm.worker.main import main
 from sm_llm.worker.runtime.start_phases import COMPILING, FIRST_STEP, StartPhases, process_began
 from sm_llm.worker.strategies.fsdp.attention import CausalAttention
 from sm_llm.worker.strategies.fsdp.attention_kernel import found_kernel, settle_order
+from sm_llm.worker.strategies.weights import InitialWeights
+from sm_llm.worker.tasks import train
 from sm_llm.worker.training.start_report import report_attention
 
 if TYPE_CHECKING:
@@ -92,6 +94,27 @@ def test_a_training_reports_its_start_in_events_log_and_status(
     assert status.attention == "flash"
     assert status.start_up is not None
     assert status.start_up.startswith("step 1 done ")
+
+
+def test_a_resume_draws_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, original = tmp_path / "run", train.Trainer.take_step
+
+    def take_step(training: train.Trainer, step: int, batches: Any) -> None:
+        if step == 5:
+            training.checkpointer.finish()
+            raise RuntimeError("broken on purpose")
+        original(training, step, batches)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train.Trainer, "take_step", take_step)
+        assert main("train", job_environment(job_file(train_task(), run, 1))) == 1
+    drawn: list[str] = []
+    monkeypatch.setattr(InitialWeights, "read", lambda _, name, *__: drawn.append(name))
+    assert main("train", job_environment(job_file(train_task(), run, 1, attempt=2))) == 0
+    assert drawn == []
+    start = events(run, "start_measured")[-1]
+    assert start["step"] == 4
+    assert {"building the model", "loading the checkpoint"} <= set(start["phases"])
 
 
 def prepared(window: int | None = None, device: str = "cpu", length: int = 16) -> CausalAttention:

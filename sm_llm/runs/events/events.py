@@ -104,7 +104,7 @@ class AttentionChosen:
 class StartMeasured:
     """Seconds from the beginning of rank 0's process to the end of its first step, and those of each phase, in order.
 
-    What is compiled has a phase of its own where torch knows how long that took.
+    Compilation has a phase of its own.
     """
 
     step: int
@@ -119,7 +119,7 @@ class LayersCompiled:
 
     ``eager`` names the layers that ran without a compiled graph, ``broken`` those that ran as more than one;
     ``graph_breaks`` counts torch's reasons. ``seconds`` is what compilation took, of which graphs that were found in a
-    cache take little; None where torch does not count it.
+    cache take little; None in a log of an earlier release.
     """
 
     layers: int

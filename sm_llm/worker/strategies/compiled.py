@@ -42,7 +42,7 @@ class CompiledLayers:
         """
         self._memory_budget = 1.0 if memory_budget is None else memory_budget
         self._layers: list[_Layer] = []
-        self._seconds_before: float | None = None
+        self._seconds_before = 0.0
         self._graphs = 0
         self._runs = 0
 
@@ -84,7 +84,7 @@ class CompiledLayers:
         for layer in self._layers:
             layer.module._compiled_call_impl = layer.compiled_call
         called = [layer for layer in self._layers if layer.calls]
-        reasons, seconds, before = torch._dynamo.utils.counters["graph_break"], _compile_seconds(), self._seconds_before
+        reasons = torch._dynamo.utils.counters["graph_break"]
         return LayersCompiled(
             layers=len(called),
             graphs=self._graphs,
@@ -92,14 +92,13 @@ class CompiledLayers:
             eager=[layer.name for layer in called if layer.graphs == 0],
             broken=[layer.name for layer in called if layer.graphs > layer.calls],
             graph_breaks={_first_line(text): count for text, count in reasons.items()},
-            seconds=None if seconds is None or before is None else seconds - before,
+            seconds=_compile_seconds() - self._seconds_before,
         )
 
 
-def _compile_seconds() -> float | None:
-    """What torch.compile has taken in this process so far; None before torch 2.6, which does not count it."""
-    count = getattr(torch._dynamo.utils, "calculate_time_spent", None)
-    return None if count is None else float(count().get("total_wall_time", 0.0))
+def _compile_seconds() -> float:
+    """What torch.compile has taken in this process so far."""
+    return float(torch._dynamo.utils.calculate_time_spent()["total_wall_time"])
 
 
 def _first_line(reason: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from contextlib import ExitStack
-from inspect import signature
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +43,10 @@ _FASTEST_FIRST = (CUDNN, FLASH, EFFICIENT, MATH)
 def settle_order(expected: str | None) -> ExitStack:
     """Let torch try the kernel ``expected`` first, then the others, until what is returned is closed.
 
-    Others than cuDNN and flash leave torch's own order, as does a torch that has no such setting (before 2.6).
+    Others than cuDNN and flash leave torch's own order.
     """
     stack = ExitStack()
-    if expected in (CUDNN, FLASH) and "set_priority" in signature(sdpa_kernel).parameters:
+    if expected in (CUDNN, FLASH):
         order = sorted(_FASTEST_FIRST, key=lambda it: it != expected)
         stack.enter_context(sdpa_kernel([_BACKENDS[it] for it in order], set_priority=True))
     return stack
