@@ -94,7 +94,6 @@ CASES: list[Case] = [
     ("step-reference-in-a-job", TRAIN, ("task.data.format=rows", "task.data.train=steps.texts.output")),
     ("step-reference-unknown", FLOW, ("steps.texts.after=[train]",)),
     ("environment-variable-given-twice", TRAIN, ("environment.A=x", "secrets.A=env:A")),
-    ("environment-variable-holds-nul", TRAIN, ({"environment": {"A": "x\0"}},)),
     ("environment-variable-name-invalid", TRAIN, ({"environment": {"no name": "x"}},)),
     ("environment-variable-reserved", TRAIN, ("environment.RANK=1",)),
     # training
@@ -243,7 +242,8 @@ CASES: list[Case] = [
     ),
     ("input-name-invalid", SCRIPT, ({"inputs": {"../x": "s3://bucket/x"}},)),
     ("args-style-without-effect", SCRIPT, ({"task.args": ["a"], "task.args_style": "file"},)),
-    ("argument-holds-nul", SCRIPT, ({"task.args": ["a\0"]},)),
+    ("text-holds-nul", SCRIPT, ({"task.args": ["a\0"]},)),
+    ("text-not-unicode", SCRIPT, ({"environment": {"A": "\ud800"}},)),
     ("argument-too-long", SCRIPT, ({"task.args": ["a" * 140_000]},)),
     ("argument-not-json", SCRIPT, ({"task.args": {"a": float("inf")}},)),
     ("argument-name-is-a-number", SCRIPT, ({"task.args": {"0": "a"}},)),

@@ -236,6 +236,25 @@ def test_a_wrong_override_is_explained(load_clean: Any, override: str, expected:
 
 
 @pytest.mark.parametrize(
+    ("override", "path"),
+    [
+        ({"environment": {"A": "x\0"}}, "environment.A"),
+        ({"environment.A": "a\udcff"}, "environment.A"),
+        ('environment.A="\\ud800"', "environment.A"),
+        ('storage="/tmp/a\\0b"', "storage"),
+        ({"task.logging.sinks": {"tensorboard": {"folder": "/a\0b"}}}, "task.logging.sinks.tensorboard.folder"),
+        ({"inputs": {"a\udcff": "/x"}}, "inputs.a\udcff"),
+        ({"task.optim.betas": [0.9, "\0"]}, "task.optim.betas.1"),
+    ],
+)  # fmt: skip
+def test_text_that_nothing_can_hold_is_refused_wherever_it_is(load_clean: Any, override: Any, path: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_clean(JOB, override)
+    found = [it for it in caught.value.issues if it.path == path]
+    assert [it.code for it in found] in (["text-holds-nul"], ["text-not-unicode"]), caught.value.issues
+
+
+@pytest.mark.parametrize(
     ("override", "value"),
     [
         ("storage=[x]", "[x]"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -63,7 +64,7 @@ def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Issue]]:
     """
     # Without its tag, pydantic would refuse a block as a whole.
     _choose(kind, tree, ())
-    too_large = _take_too_large(kind, tree)
+    unusable = [*_take_too_large(kind, tree), *_take_no_text(tree)]
     spec, locations = _attempt(kind, tree)
     # Only what does not fit is read in another way; what fits stays as it was typed.
     if repairs := [(path, value) for path, _ in locations if (value := _repair(kind, tree, path)) is not None]:
@@ -73,7 +74,7 @@ def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Issue]]:
     found = [_issue(kind, tree, path, detail) for path, detail in locations]
     for path, _ in locations:
         tree.remove(path)
-    return spec or _rest(kind, tree), [*too_large, *at_new_paths(found, too_large)]
+    return spec or _rest(kind, tree), [*unusable, *at_new_paths(found, unusable)]
 
 
 def _take_too_large(kind: type[Spec], tree: Tree) -> list[Issue]:
@@ -86,6 +87,36 @@ def _take_too_large(kind: type[Spec], tree: Tree) -> list[Issue]:
             issues.append(Issue("number-beyond-int64", ".".join(path), problem, value, origin=tree.origin(path)))
             tree.remove(path)
     return issues
+
+
+def _take_no_text(tree: Tree) -> list[Issue]:
+    """Take out every text that no file of the run, variable, path or command can hold."""
+    issues = []
+    for path, value in _leaves(tree.value, ()):
+        texts = [*path, value] if isinstance(value, str) else path
+        if any("\0" in it for it in texts):
+            # In C the end of a text, and so in paths, variables and arguments.
+            found = Issue("text-holds-nul", ".".join(path), "holds a NUL character", value, "Leave it out")
+        # Python reads a byte of a command line that is not UTF-8 as half of a surrogate pair; YAML may write one.
+        elif not all(map(_is_unicode, texts)):
+            problem = "holds a byte that is not UTF-8, or half of a surrogate pair"
+            found = Issue("text-not-unicode", ".".join(path), problem, value, "Write it in UTF-8")
+        else:
+            continue
+        issues.append(replace(found, origin=tree.origin(path)))
+        # Of a list nothing can be taken out: the numbers of the items behind it would change.
+        tree.remove(
+            next(path[:end] for end in range(len(path), 0, -1) if not isinstance(tree.get(path[: end - 1]), list))
+        )
+    return issues
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _leaves(value: Any, path: Path) -> list[tuple[Path, Any]]:
