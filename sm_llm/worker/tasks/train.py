@@ -158,6 +158,8 @@ class Trainer:
     def export(self) -> Path | None:
         """Write the result to this node's disk, beside the last save, which is complete and published afterwards."""
         self.context.start_phases.enter("publishing the result")
+        # An engine may take its model apart for the export.
+        self.checkpointer.hold()
         try:
             return export_result(self.context, self.setup, self.strategy)
         finally:
