@@ -142,8 +142,8 @@ def test_events_are_those_of_the_object_not_of_an_earlier_one_of_its_name(kubern
     assert [it["message"] for it in cluster(None).events(second)] == ["older", "newer"]
 
 
-def events_in_pages(kubernetes: KubernetesDouble, monkeypatch: pytest.MonkeyPatch) -> int:
-    """List five events two at a time; returns the number of requests."""
+def events_in_pages(kubernetes: KubernetesDouble, monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
+    """List five events two at a time; returns whether each request had a limit, and a place to continue at."""
     monkeypatch.setattr(adapter, "_PAGE_ITEMS", 2)
     held = an_object(kubernetes)
     for number in range(5):
@@ -151,19 +151,29 @@ def events_in_pages(kubernetes: KubernetesDouble, monkeypatch: pytest.MonkeyPatc
     begin = len(kubernetes.requests)
     found = [it["message"] for it in cluster(None).events(held)]
     assert sorted(found) == [f"event {number}" for number in range(5)]
-    return len([it for it in kubernetes.requests[begin:] if "/events?" in it])
+    asked = [it for it in kubernetes.requests[begin:] if "/events?" in it]
+    return [("limit=" in it, "continue=" in it) for it in asked]
 
 
 def test_a_long_list_comes_in_pages(kubernetes: KubernetesDouble, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert events_in_pages(kubernetes, monkeypatch) == 3
+    assert events_in_pages(kubernetes, monkeypatch) == [(True, False), (True, True), (True, True)]
 
 
 def test_a_list_whose_pages_the_cluster_has_forgotten_is_asked_for_anew(
     kubernetes: KubernetesDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """410 Expired: etcd has compacted the state that the first page was of."""
-    kubernetes.forgets_pages = True
-    assert events_in_pages(kubernetes, monkeypatch) == 3, "a page, the one that is refused, and the whole"
+    ask = KubernetesCluster._call
+
+    def call(self: KubernetesCluster, method: str, path: str, query: Any = None, *args: Any, **named: Any) -> Any:
+        found = ask(self, method, path, query, *args, **named)
+        if "limit" in (query or {}) and "continue" not in query:
+            kubernetes.forget_pages()
+        return found
+
+    monkeypatch.setattr(KubernetesCluster, "_call", call)
+    asked = [(True, False), (True, True), (False, False)]
+    assert events_in_pages(kubernetes, monkeypatch) == asked, "a page, the one that is refused, and the whole"
 
 
 def test_SL10_a_cluster_that_does_not_answer_is_not_a_failure_of_the_run(
