@@ -34,11 +34,13 @@ def workflow(**steps: Any) -> list[str]:
     return faults({"name": "flow", "steps": steps})
 
 
-def test_compiled_layers_are_refused_where_their_matrices_are_split() -> None:
+def test_compiled_layers_are_refused_where_split_ones_are_computed_again() -> None:
     options = ["compute.processes_per_instance=2", "task.parallelism.tensor_parallel_degree=2"]
-    assert train(*options) == []
-    (reported,) = train(*options, "task.precision.compile=true")
-    assert "saves a DeviceMesh" in reported
+    assert train(*options, "task.precision.compile=true") == []
+    full = "task.parallelism.activation_checkpointing=full"
+    assert train(*options, full) == []
+    (reported,) = train(*options, full, "task.precision.compile=true")
+    assert "would hold a DeviceMesh" in reported
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.runs.events.checkpoints import CheckpointPublished
 from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.uri import join
-from sm_llm.worker.checkpoint.save_writer import SaveJob, SaveWriter, Staged
+from sm_llm.worker.checkpoint.save_writer import SaveJob, SaveWriter, StagedState
 from sm_llm.worker.checkpoint.staging import Staging
 from sm_llm.worker.publishing.checkpoint_age import CheckpointAge
 from sm_llm.worker.publishing.publisher import Publisher
@@ -127,7 +127,9 @@ class Checkpointer:
         )
         # From here on the save counts as unpublished, however far it comes.
         self._checkpoint_age.saved(step)
-        content = self._writer.write_now(save, self._library) if self._library else Staged(*self._staging.stage(state))
+        content = (
+            self._writer.write_now(save, self._library) if self._library else StagedState(*self._staging.stage(state))
+        )
         # From here on training continues: ``hold`` lets its next change come after the copies, which the writer reads.
         waits = waits or not self._spec.async_save
         blocked = None if waits else time.perf_counter() - began

@@ -63,7 +63,7 @@ class ShardWriter(FileSystemWriter):
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedState:
     """A state in host memory, for the writing thread; ``copied`` waits until it is complete."""
 
     state: dict[str, Any]
@@ -83,7 +83,7 @@ class SaveJob:
     """One save on its way: everything the writing thread needs, nothing that training still changes."""
 
     save: Save
-    content: Staged | Written
+    content: StagedState | Written
     private: dict[str, Any]
     meta: dict[str, Any]
     began: float
@@ -150,14 +150,14 @@ class SaveWriter:
         began = time.perf_counter()
         sealed, working = self._context.copies.sealed(job.save.save_id), self._working(job.save)
         process, content = self._context.process, job.content
-        if isinstance(content, Staged):
+        if isinstance(content, StagedState):
             if process.is_node_leader:
                 self._context.copies.make_room()
             content.copied()
         try:
             # What follows is a collective: a process that failed before it would leave the others waiting in it.
             self._together(lambda: _write_private(working, process.rank, job.private))
-            own = self._write_state(content.state, working) if isinstance(content, Staged) else content.reads
+            own = self._write_state(content.state, working) if isinstance(content, StagedState) else content.reads
             reads = self._background.gather(own)
             # All processes of the node have written by now. One of them flushes and renames the folder for all.
             self._together(lambda: publication.seal(working, sealed) if process.is_node_leader else None)
