@@ -1,7 +1,7 @@
 """The plain way that ``recovery.py`` compares with: torchrun, FSDP2 and DCP, and a save every few steps.
 
 ``torchrun … plain_recovery.py FOLDER EVERY`` continues from the newest whole checkpoint in FOLDER and writes a line per
-step to FOLDER/steps.jsonl.
+step, and two about its start, to FOLDER/steps.jsonl.
 """
 
 from __future__ import annotations
@@ -40,23 +40,29 @@ def main(folder: Path, every: int) -> None:
         fully_shard(layer, mesh=dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),)))
     fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    note(folder, mark="started")
     step = newest(folder)
     if step:
         held = dict(zip(("model", "optim"), get_state_dict(model, optimizer), strict=True))
         dcp.load(held, checkpoint_id=folder / f"step-{step}")
         set_state_dict(model, optimizer, model_state_dict=held["model"], optim_state_dict=held["optim"])
+    note(folder, mark="restored")
     while True:
         step += 1
         tokens = torch.randint(0, CONFIG["vocab_size"], (2, 128))
         model(input_ids=tokens, labels=tokens).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if dist.get_rank() == 0:
-            with (folder / "steps.jsonl").open("a") as log:
-                log.write(json.dumps({"step": step, "time": time.time(), "start": os.environ["SLURM_RESTART_COUNT"]}))
-                log.write("\n")
+        note(folder, step=step, start=os.environ["SLURM_RESTART_COUNT"])
         if step % every == 0:
             save(folder, step, model, optimizer)
+
+
+def note(folder: Path, **fields: object) -> None:
+    """A line of rank 0, with the time."""
+    if dist.get_rank() == 0:
+        with (folder / "steps.jsonl").open("a") as log:
+            log.write(json.dumps({**fields, "time": time.time()}) + "\n")
 
 
 def save(folder: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -5,7 +5,8 @@
 
 ``kills`` needs root and Debian's Slurm (tests/fixtures/slurm.py). On a cluster of virtual nodes two train a tiny Llama:
 with ``sm-llm``, and with sbatch, torchrun and DCP as one would write them (``plain_recovery.py``). A node gets
-SIGKILL, and the time until the next completed step is measured, while the processes of the other are stopped.
+SIGKILL, and the time until the next completed step is measured with its parts, the same for both, while the processes
+of the other are stopped.
 ``restore`` times what a restart brings of a checkpoint of ``state`` bytes from a SeaweedFS that gives ``rate`` bytes
 per second in all: both nodes from the store, both from their own disks, and one that was replaced. Only ratios mean
 something: all of it shares one machine.
@@ -22,8 +23,9 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -45,7 +47,8 @@ if TYPE_CHECKING:
 
 EVERY = 3
 """Steps between two checkpoints."""
-PARTS = ("detection", "requeue", "start", "restore", "first_step")
+PARTS = ("detection", "requeue", "start", "restore", "first step")
+"""From the kill until Slurm queues the job again, starts it, the checkpoint is chosen, it is loaded, a step is done."""
 SECONDS = 900.0
 
 
@@ -86,10 +89,13 @@ class Ours:
         """When each step was completed."""
         return [it["time"] for it in read_events(self.run.events) if it["kind"] == "step"]
 
-    def parts(self) -> dict[str, float]:
-        """Of the newest recovery."""
-        found = [it for it in read_events(self.run.events) if it["kind"] == "recovered"][-1]
-        return {name: found[f"{name}_seconds"] or float("nan") for name in PARTS}
+    def restore(self, after: float) -> tuple[float, float] | None:
+        """When the first restore since ``after`` began and ended; None until a step is completed behind it."""
+        for it in read_events(self.run.events):
+            if it["kind"] == "recovered" and it["time"] > after:
+                restored = it["time"] - it["first_step_seconds"]
+                return restored - it["restore_seconds"], restored
+        return None
 
 
 class Plain:
@@ -113,13 +119,21 @@ class Plain:
 
     def steps(self) -> list[float]:
         """When each step was completed."""
+        return [it["time"] for it in self._lines() if "step" in it]
+
+    def restore(self, after: float) -> tuple[float, float] | None:
+        """When the first restore since ``after`` began and ended; None until it has."""
+        found = {it["mark"]: it["time"] for it in self._lines() if "mark" in it and it["time"] > after}
+        return (found["started"], found["restored"]) if "restored" in found else None
+
+    def _lines(self) -> list[dict[str, Any]]:
         if not self.log.exists():
             return []
-        return [json.loads(line)["time"] for line in self.log.read_text().splitlines() if line.endswith("}")]
+        return [json.loads(line) for line in self.log.read_text().splitlines() if line.endswith("}")]
 
 
-def seconds_to_recover(cluster: SlurmCluster, way: Ours | Plain, number: int) -> float:
-    """Kill one of the job's nodes, in turns the first and the last; the time until the next step is completed."""
+def recovery(cluster: SlurmCluster, way: Ours | Plain, number: int) -> dict[str, float]:
+    """Kill one of the job's nodes, in turns the first and the last; seconds of each part until the next step."""
     done = len(way.steps())
     cluster.await_state(lambda: len(way.steps()) >= done + 3 * EVERY, SECONDS)
     node = cluster.nodes_of(way.job_id)[-(number % 2)]
@@ -128,10 +142,15 @@ def seconds_to_recover(cluster: SlurmCluster, way: Ours | Plain, number: int) ->
     killed = time.time()
     cluster.await_state(lambda: restarts(cluster, way.job_id) > before, SECONDS)
     requeued = time.time()  # nothing of the earlier start is completed from here on
-    cluster.await_state(lambda: way.steps()[-1:] > [requeued], SECONDS)
+    cluster.await_state(lambda: way.steps()[-1:] > [requeued] and way.restore(requeued) is not None, SECONDS)
     first = next(it for it in way.steps() if it > requeued)
     cluster.start(node)
-    return first - killed
+    restore = way.restore(requeued)
+    assert restore is not None
+    listed = cluster.run("squeue", "-h", "-t", "all", "-j", way.job_id, "-o", "%V %S").split()
+    queued, began = (datetime.fromisoformat(it).timestamp() for it in listed)  # whole seconds
+    times = (killed, queued, began, *restore, first)
+    return {name: end - begin for name, begin, end in zip(PARTS, times, times[1:], strict=False)}
 
 
 def restarts(cluster: SlurmCluster, job_id: str) -> int:
@@ -151,8 +170,7 @@ def paused(cluster: SlurmCluster, way: Ours | Plain) -> Iterator[None]:
 
 def kills(count: int) -> None:
     """Pairs of kills, the first of each pair in turns ours and plain."""
-    seconds: dict[str, list[float]] = {"ours": [], "plain": []}
-    parts: dict[str, list[float]] = {name: [] for name in PARTS}
+    found: dict[str, list[dict[str, float]]] = {"ours": [], "plain": []}
     loads: list[float] = []
     # Two nodes for each, and two that may take a lost one's place.
     with tempfile.TemporaryDirectory() as root, started_cluster(folder_of(root, "cluster"), 6) as cluster:
@@ -164,23 +182,23 @@ def kills(count: int) -> None:
             for name in ("ours", "plain") if number % 2 == 0 else ("plain", "ours"):
                 [other] = [it for it in ways if it != name]
                 with paused(cluster, ways[other]):
-                    seconds[name].append(seconds_to_recover(cluster, ways[name], number))
+                    found[name].append(recovery(cluster, ways[name], number))
                 loads.append(os.getloadavg()[0])
-                print(f"{name}: {seconds[name][-1]:.1f} s, load {loads[-1]:.0f}", flush=True)
-            assert isinstance(ways["ours"], Ours)
-            for part, value in ways["ours"].parts().items():
-                parts[part].append(value)
+                shown = ", ".join(f"{part} {seconds:.1f}" for part, seconds in found[name][-1].items())
+                print(f"{name}: {sum(found[name][-1].values()):.1f} s ({shown}), load {loads[-1]:.0f}", flush=True)
+    seconds = {name: [sum(it.values()) for it in rows] for name, rows in found.items()}
     pairs = [ours / plain for ours, plain in zip(seconds["ours"], seconds["plain"], strict=True)]
-    shares = {name: statistics.median(values) / statistics.median(seconds["ours"]) for name, values in parts.items()}
-    found = {
+    report = {
         "ratio of medians": statistics.median(seconds["ours"]) / statistics.median(seconds["plain"]),
         "median of the pairs' ratios": statistics.median(pairs),
-        "shares of ours": shares,
+        "medians of the parts": {
+            name: {part: statistics.median(it[part] for it in rows) for part in PARTS} for name, rows in found.items()
+        },
         "load": [min(loads), statistics.median(loads), max(loads)],
         "seconds": seconds,
-        "parts of ours": parts,
+        "parts": found,
     }
-    print(json.dumps(found, indent=2))
+    print(json.dumps(report, indent=2))
 
 
 def folder_of(root: str, name: str) -> Path:
