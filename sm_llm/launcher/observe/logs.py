@@ -1,4 +1,4 @@
-"""Reads the node logs of a local run: whole, the last lines, or followed while they grow."""
+"""Reads the logs of a run that lie here: whole, the last lines, or followed while they grow."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ POLL_SECONDS = 0.2
 COPY_SECONDS = 2.0
 """Between two copies of the logs of a job that runs elsewhere."""
 _BLOCK_BYTES = 65_536
+JOB_LOG = "job.log"
+"""What the scheduler and a job's own script print, where both exist, beside the nodes' logs."""
 _NODE_LOG = re.compile(r"node-[0-9]{1,6}\.log")
 
 
@@ -120,9 +122,10 @@ def read_logs(
     poll: float = POLL_SECONDS,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[str]:
-    """Wanted lines of the node logs of an attempt, rank 0's node first; then new ones while ``still_running``.
+    """Wanted lines of the logs of an attempt, rank 0's node first; then new ones while ``still_running``.
 
-    With several nodes a line begins with ``[node i] ``. A node whose log appears later is read from then on.
+    With several nodes a line begins with ``[node i] ``; one of the scheduler or of the job's script begins with
+    ``[job] ``. A log that appears later is read from then on.
     """
     followers: dict[Path, _Follower] = {}
     wanted = wanted or LogFilter()
@@ -140,14 +143,17 @@ def read_logs(
 
 
 def _followers(paths: RunPaths, attempt: int, wanted: LogFilter, known: dict[Path, _Follower]) -> list[_Follower]:
-    for log in paths.logs(attempt).glob("node-*.log" if wanted.node is None else f"node-{wanted.node}.log"):
-        if log not in known and _NODE_LOG.fullmatch(log.name) and log.is_file():
+    for log in paths.logs(attempt).glob("*.log" if wanted.node is None else f"node-{wanted.node}.log"):
+        if log not in known and (log.name == JOB_LOG or _NODE_LOG.fullmatch(log.name)) and log.is_file():
             known[log] = _Follower(log, wanted)
     # By number: node 10 comes after node 2.
-    followers = [known[log] for log in sorted(known, key=_node)]
-    for follower in followers:
-        follower.label = f"[node {_node(follower.path)}] " if len(followers) > 1 else ""
-    return followers
+    nodes = sorted((it for it in known if it.name != JOB_LOG), key=_node)
+    for log in nodes:
+        known[log].label = f"[node {_node(log)}] " if len(nodes) > 1 else ""
+    of_job = [it for it in known if it.name == JOB_LOG]
+    for log in of_job:
+        known[log].label = "[job] "
+    return [known[log] for log in (*nodes, *of_job)]
 
 
 def _node(log: Path) -> int:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from sm_llm import cli
 from sm_llm.errors import PlanError, SpecError
 from sm_llm.launcher.api import preview
 from tests.launcher.slurm.conftest import TINY, VENV, render
@@ -122,6 +124,25 @@ def test_all_backends_get_the_same_bundle(kind: str, tmp_path: Path) -> None:
 
 def test_every_step_has_a_golden_script() -> None:
     assert [step for name in FLOWS for step in step_scripts(name)] == STEPS
+
+
+def test_a_dry_run_prints_the_script_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump({**TINY, "storage": str(tmp_path / "runs")}))
+
+    def printed(*options: str) -> str:
+        monkeypatch.setattr("sys.argv", ["sm-llm", "fit", str(tmp_path / "job.yaml"), "--dry-run", *options])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        return capsys.readouterr().out
+
+    lines = printed().splitlines()
+    assert lines[0] == "#!/bin/bash"
+    assert "#SBATCH --nodes=2" in lines
+    [submission] = json.loads(printed("--json"))
+    assert fixed(submission["request"]["script"]).splitlines() == fixed("\n".join(lines)).splitlines()
 
 
 def test_SL15_SL16_one_task_a_node_runs_torchrun_and_no_node_waits_for_one_that_failed() -> None:

@@ -67,6 +67,9 @@ def test_a_dry_run_shows_what_every_step_waits_for(tmp_path: Path) -> None:
     _, found = preview(flow(tmp_path))
     rows, check, train = (it.request for it in found)
     assert [it["after"] for it in (rows, check, train)] == [[], ["<rows>"], ["<rows>", "<check>"]]
+    printed = "".join(it.document for it in found)
+    assert printed.count("\n#SBATCH --job-name=") == 3
+    assert "# Step train: sbatch --dependency=afterok:<rows>:<check> job.sh\n#!/bin/bash\n" in printed
     killed = "#SBATCH --kill-on-invalid-dep=yes\n"
     assert [killed in it["script"] for it in (rows, check, train)] == [False, True, True]
     job = found[2].job

@@ -39,6 +39,11 @@ _LOG = re.compile(r"job\.log|node-[0-9]{1,6}\.log")
 _END = re.compile(r"(?P<kind>outcome|failure|stopped)-(?P<restart>[0-9]{1,9})(?:-(?P<node>[0-9]{1,6}))?(?:\.json)?")
 
 
+def dependency(after: Sequence[str]) -> str:
+    """The value of ``sbatch --dependency`` for a job that waits for others; empty for none."""
+    return f"afterok:{':'.join(after)}" if after else ""
+
+
 @dataclass(frozen=True)
 class Ends:
     """What the newest start of an attempt left in its folder."""
@@ -110,7 +115,7 @@ class Cluster:
 
         Returns the job's id. Raises ``SubmitError``.
         """
-        waits = f"afterok:{':'.join(after)}" if after else ""
+        waits = dependency(after)
         answer = self.transport.run(["sh", "-c", SUBMIT, "sh", folder, script, waits])
         if answer.code:
             raise SubmitError(f"sbatch on {self.transport.where} refused the job: {answer.words}")

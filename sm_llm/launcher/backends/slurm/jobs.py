@@ -158,7 +158,10 @@ def logs_of(
     run_store: RunStore, record: RunRecord, attempt: int, wanted: LogFilter, still_running: Callable[[], bool],
     cluster: Cluster,
 ) -> Iterator[str]:  # fmt: skip
-    """Wanted lines of an attempt's nodes, rank 0's first; then new ones while ``still_running``, over all restarts."""
+    """Wanted lines of an attempt's nodes, rank 0's first, and of its script, over all restarts.
+
+    Then new ones while ``still_running``.
+    """
     copy = LogCopy(cluster, attempt_folder(record, attempt), run_store.paths.logs(attempt))
     return copied_logs(run_store.paths, attempt, wanted, copy.pull, still_running)
 

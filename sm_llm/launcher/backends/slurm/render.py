@@ -63,7 +63,7 @@ def render(plan: Plan, job: JobFile) -> Submission:
         unpacked: bundle.archive,
         paths.job_file(job.run_id, job.attempt): inside.model_dump_json(indent=2).encode() + b"\n",
     }
-    return Submission("slurm", inside, request, uploads)
+    return Submission("slurm", inside, request, uploads, request["script"])
 
 
 def _seen_by_nodes(job: JobSpec, code: str, *, has_program: bool) -> JobSpec:

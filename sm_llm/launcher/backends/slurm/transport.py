@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from sm_llm.errors import QueryError
-from sm_llm.owned import temporary_folder
+from sm_llm.owned import private_folder, temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +26,9 @@ _RUN = 'printf "%s\\n" "$0"; exec "$@"'
 _CHANGED = "HOST IDENTIFICATION HAS CHANGED"
 # A Unix socket's path has 107 characters at most, and ssh adds some while it makes one.
 _LONGEST_SOCKET = 100
+_SOCKET = "ssh-%C"
+_DIGITS = 40 - len("%C")
+"""What ssh's digest of the connection adds to the name of the socket."""
 
 
 class NoAnswer(QueryError):
@@ -124,10 +128,8 @@ class SshTransport:
             "ServerAliveInterval": "15",
             "ControlMaster": "auto",
             "ControlPersist": str(_PERSIST_SECONDS),
-            "ControlPath": str(temporary_folder() / "ssh-%C"),
+            "ControlPath": control_path(),
         }
-        if len(options["ControlPath"]) + 40 > _LONGEST_SOCKET:  # %C is 40 digits
-            options = {name: value for name, value in options.items() if not name.startswith("Control")}
         return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
 
     def _remedy(self, error: str) -> str:
@@ -139,6 +141,15 @@ class SshTransport:
         if "host key" in error.lower():
             return f"Connect once by hand, compare the fingerprint and accept it: ssh {self.host}"
         return f"Check that this works without a question: ssh {self.host} true"
+
+
+def control_path() -> str:
+    """Where ssh keeps the socket of the connection that calls share."""
+    folder = temporary_folder()
+    if len(str(folder / _SOCKET)) > _LONGEST_SOCKET - _DIGITS:
+        # macOS gives every user a TMPDIR that leaves no room.
+        folder = private_folder(Path("/tmp") / folder.name)
+    return str(folder / _SOCKET)
 
 
 def _reason(answer: CommandResult) -> str:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.backend import NativeState
+from sm_llm.launcher.backends.slurm.cluster import dependency
 from sm_llm.launcher.backends.slurm.jobs import SUBMIT_SECONDS, stop_job
 from sm_llm.launcher.backends.slurm.paths import SEPARATOR, native_id
 from sm_llm.launcher.backends.slurm.submit import check_cluster, submit
@@ -31,7 +33,7 @@ from sm_llm.spec.backends.slurm import SlurmOptions
 from sm_llm.terminal import echo, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sm_llm.launcher.backend import Submission
     from sm_llm.launcher.backends.slurm.cluster import Cluster
@@ -44,7 +46,14 @@ if TYPE_CHECKING:
 def submissions(workflow: WorkflowSpec, plans: Sequence[Plan], run_id: str, run_uri: str) -> list[Submission]:
     """What every step would be sent; ``<STEP>`` stands for the id of that step's job."""
     found = previewed(workflow, plans, run_id, run_uri)
-    return [behind(it, [f"<{step}>" for step in plan.after]) for plan, it in zip(plans, found, strict=True)]
+    waiting = [behind(it, [f"<{step}>" for step in plan.after]) for plan, it in zip(plans, found, strict=True)]
+    return [replace(it, document=_document(plan.step, it.request)) for plan, it in zip(plans, waiting, strict=True)]
+
+
+def _document(step: str | None, request: Mapping[str, Any]) -> str:
+    """The script of one step among those of others."""
+    waits = dependency(request["after"])
+    return f"# Step {step}: sbatch {f'--dependency={waits} ' if waits else ''}job.sh\n{request['script']}\n"
 
 
 def start(run_store: RunStore, connect: Callable[[str | None], Cluster]) -> str:
