@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,7 @@ from sm_llm.launcher.backends.slurm import jobs, submit
 from sm_llm.launcher.backends.slurm.cluster import Cluster
 from sm_llm.launcher.backends.slurm.paths import ClusterPaths
 from sm_llm.launcher.backends.slurm.transport import CommandResult, LocalTransport, NoAnswer, SshTransport
+from sm_llm.launcher.log_filter import LogFilter
 from sm_llm.launcher.observe.follow import final_state
 from sm_llm.launcher.submission import MayRun
 from sm_llm.runs.run_record import Attempt, RunRecord
@@ -403,12 +406,81 @@ def test_a_stop_of_a_waiting_job_cancels_it(tmp_path: Path) -> None:
         assert any(argv[0] == "scancel" for argv in login.asked) == cancels
 
 
+def test_SL09_what_slurm_and_the_script_print_is_in_the_logs(tmp_path: Path) -> None:
+    """NVIDIA-NeMo/Speech#12615: a job crashed, and nobody was shown where its output was."""
+    run_store, record = a_run(tmp_path, "7")
+    left(tmp_path, job__log="srun: error: Node failure on n2\n", node_0__log="step 1\n", node_1__log="step 1 here\n")
+
+    def lines(wanted: LogFilter) -> list[str]:
+        return list(jobs.logs_of(run_store, record, 1, wanted, lambda: False, Cluster(LocalTransport())))
+
+    of_job = "[job] srun: error: Node failure on n2"
+    assert lines(LogFilter()) == ["[node 0] step 1", "[node 1] step 1 here", of_job]
+    assert lines(LogFilter(tail=0)) == []
+    assert lines(LogFilter(node=1)) == ["step 1 here"]
+    for node in range(2):
+        (run_store.paths.node_log(1, node)).unlink()
+        (Path(jobs.attempt_folder(record, 1)) / f"node-{node}.log").unlink()
+    assert lines(LogFilter()) == [of_job], "of a job whose nodes never began"
+
+
+def test_two_readers_of_a_log_copy_it_once(tmp_path: Path) -> None:
+    """``logs`` and ``status`` of one run may run at the same time."""
+    _, record = a_run(tmp_path, "7")
+    left(tmp_path, node_0__log="step 1\nstep 2\n")
+    source, folder = str(jobs.attempt_folder(record, 1)), tmp_path / "copy"
+    other = jobs.LogCopy(Cluster(LocalTransport()), source, folder)
+
+    class Overtaken(LocalTransport):
+        def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
+            answer = super().run(argv, stdin=stdin)
+            other.pull()
+            return answer
+
+    jobs.LogCopy(Cluster(Overtaken()), source, folder).pull()
+    assert (folder / "node-0.log").read_text() == "step 1\nstep 2\n"
+
+
+@pytest.mark.parametrize("length", [20, 48, 200])
+def test_SL09_calls_share_a_connection_in_any_TMPDIR(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket's path is short; macOS's TMPDIR has 48 characters."""
+    with tempfile.TemporaryDirectory(prefix="s", dir="/tmp") as short:
+        folder = Path(short) / ("x" * (length - len(short) - 1))
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        command = SshTransport("login").interactive(["true"])
+    assert "ControlMaster=auto" in command
+    [socket] = [it.removeprefix("ControlPath=") for it in command if it.startswith("ControlPath=")]
+    assert len(socket.replace("%C", "0" * 40)) <= 100
+    assert Path(socket).parent.is_dir() or length == 20
+
+
 @pytest.mark.integration
-def test_SL01_SL30_a_real_job_that_slurm_has_forgotten(slurm: SlurmCluster, tmp_path: Path) -> None:
-    run_store, record = a_run(tmp_path)
-    left(tmp_path, outcome_2__json='{"exit_code": 1}', failure_2_0="out of memory")
-    native = jobs.state_of(run_store, record, Cluster(LocalTransport()))
-    assert (native.state, native.detail) == (RunState.FAILED, "node 0: out of memory")
+@pytest.mark.timeout(600)
+def test_SL01_SL30_real_jobs_that_slurm_has_forgotten(bare_slurm: SlurmCluster, tmp_path: Path) -> None:
+    for name in ("program", "scratch"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "program" / "fails.sh").write_text("exit 3\n")
+    (tmp_path / "program" / "ends.sh").write_text("exit 0\n")
+    backend = {
+        "name": "slurm", "shared_folder": str(tmp_path), "virtual_environment": sys.prefix,
+        "scratch_folder": str(tmp_path / "scratch"),
+    }  # fmt: skip
+    runs = {}
+    for name in ("fails", "ends"):
+        task = {"kind": "script", "source": str(tmp_path / "program"), "entry": f"{name}.sh"}
+        job = {"name": name, "task": task, "compute": {"processes_per_instance": 1}, "backend": backend}
+        runs[name] = sm_llm.launch({**job, "storage": str(tmp_path / "runs")})
+
+    def states() -> list[str]:
+        return sorted(bare_slurm.run("squeue", "-h", "-t", "all", "-o", "%T").split())
+
+    bare_slurm.await_state(lambda: states() == ["COMPLETED", "FAILED"], 300)
+    bare_slurm.forget()
+    assert states() == []
+    assert runs["ends"].state is RunState.COMPLETED
+    assert runs["fails"].state is RunState.FAILED
+    assert "ended with exit code 3" in str(runs["fails"].status().reason)
 
 
 @pytest.mark.integration
@@ -432,8 +504,11 @@ def test_SL26_a_container_that_is_silently_ignored_is_noticed(slurm: SlurmCluste
         "name": "slurm", "shared_folder": str(tmp_path), "container_image": "/fsx/x.sqsh",
         "scratch_folder": str(tmp_path),
     }  # fmt: skip
-    with pytest.raises(RunFailed, match=r"node node\d: /opt/sm_llm is not there: the container was not started"):
-        sm_llm.launch({**TINY, "backend": backend, "storage": str(tmp_path / "runs")}, wait=True)
+    run = sm_llm.launch({**TINY, "backend": backend, "storage": str(tmp_path / "runs")})
+    problem = r"node node\d: /opt/sm_llm is not there: the container was not started"
+    with pytest.raises(RunFailed, match=problem):
+        run.wait()
+    assert any(re.search(problem, line) for line in run.logs())
 
 
 @pytest.mark.integration

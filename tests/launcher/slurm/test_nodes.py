@@ -30,6 +30,7 @@ from sm_llm.launcher.backends.slurm.submit import check_cluster
 from sm_llm.launcher.backends.slurm.transport import CommandResult, LocalTransport, SshTransport
 from sm_llm.launcher.tools import clusters
 from sm_llm.spec.backends.slurm import SlurmAccess, SlurmOptions
+from tests.fixtures.slurm import NODES, stand_in_image
 from tests.launcher.slurm.test_jobs import Scripted, a_run, listed
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.backends.slurm.setup.setup_job import SetupJob
     from tests.fixtures.slurm import SlurmCluster, SlurmOverSsh
+
+NAMES = [f"node{it + 1}" for it in range(NODES)]
 
 
 @pytest.mark.parametrize(
@@ -234,8 +237,8 @@ def test_checks_of_a_real_cluster(slurm: SlurmCluster, tmp_path: Path) -> None:
     report = clusters.check_cluster("slurm", backend={**given, "virtual_environment": sys.prefix})
     assert report.ok, report.text()
     outcomes = {it.name: (it.outcome, it.detail) for it in report.checks}
-    assert outcomes["shared folder"] == ("ok", "on 4 nodes")
-    assert outcomes["virtual environment"] == ("ok", "on 4 nodes")
+    assert outcomes["shared folder"] == ("ok", f"on {NODES} nodes")
+    assert outcomes["virtual environment"] == ("ok", f"on {NODES} nodes")
     assert outcomes["accounting"][0] == "warning"
     assert list((tmp_path / "shared" / "setup").iterdir()) == [], "a job that ended well leaves nothing"
 
@@ -244,10 +247,13 @@ def test_checks_of_a_real_cluster(slurm: SlurmCluster, tmp_path: Path) -> None:
     outcomes = {it.name: (it.outcome, it.detail) for it in report.checks}
     assert not report.ok
     assert outcomes["scratch folder"] == (
-        "failed", f"{tmp_path}/absent cannot be written on node1, node2, node3, node4",
+        "failed", f"{tmp_path}/absent cannot be written on {', '.join(NAMES)}",
     )  # fmt: skip
-    # The stand-ins take pyxis' options and start no container, as some clusters do.
+    # For an image that is not there the stand-ins take pyxis' options and start no container, as some clusters do.
     assert outcomes["container"][1].startswith("pyxis takes the option and starts no container")
+    there = {**given, "container_image": stand_in_image(tmp_path / "image.sqsh")}
+    checks = {it.name: it for it in clusters.check_cluster("slurm", backend=there).checks}
+    assert (checks["container"].outcome, checks["enroot"].outcome) == ("ok", "failed"), checks
     assert json.dumps(report.to_json())
 
 
@@ -258,7 +264,7 @@ def test_nodes_and_a_shell_over_ssh(slurm_over_ssh: SlurmOverSsh, tmp_path: Path
     slurm.run("scontrol", "update", "nodename=node4", "state=drain", "reason=Action:Replace")
     try:
         rows = {it.name: it for it in clusters.nodes(None, backend={"ssh_host": slurm_over_ssh.host})}
-        assert sorted(rows) == ["node1", "node2", "node3", "node4"]
+        assert sorted(rows) == NAMES
         assert (rows["node1"].free, rows["node1"].accelerators) == (2, 2)
         assert (rows["node4"].state, rows["node4"].free) == ("drained", 0)
         assert (rows["node4"].reason, rows["node4"].health) == ("Action:Replace", "being replaced")

@@ -21,6 +21,7 @@ from sm_llm.launcher.backends.slurm.setup.setup_job import SetupJob, run_job
 from sm_llm.launcher.tools import clusters
 from sm_llm.spec.backends.slurm import SlurmOptions
 from sm_llm.spec.machines.neuron_releases import RELEASES
+from tests.fixtures.slurm import NODES
 from tests.fixtures.wheels import wheel
 from tests.launcher.slurm.test_jobs import Submits, listed
 from tests.launcher.slurm.test_script import HOSTILE
@@ -175,7 +176,7 @@ def test_an_environment_and_an_image_on_a_cluster(
         )
 
     location = create()
-    assert "it is the same on 4 nodes, digest" in reported[-1]
+    assert f"it is the same on {NODES} nodes, digest" in reported[-1]
     python = f"{location}/bin/python"
     shown = subprocess.run([python, "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True, timeout=60)
     assert {"tinybase==2.0", "tinystock==1.0"} <= set(shown.stdout.split())
@@ -183,7 +184,7 @@ def test_an_environment_and_an_image_on_a_cluster(
     built = marker.stat().st_mtime_ns
     # The same locks are the same environment, which is checked again.
     monkeypatch.setattr(environments, "profiles", lambda: {"tiny": replace(tiny, modules=("tinybase", "absent"))})
-    with pytest.raises(SubmitError, match=r"node[1-4]: import absent: ModuleNotFoundError"):
+    with pytest.raises(SubmitError, match=r"node[1-5]: import absent: ModuleNotFoundError"):
         create()
     assert marker.stat().st_mtime_ns == built, "it is not built again"
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,19 +17,20 @@ import sm_llm
 from sm_llm.runs.events.events import read_events
 from sm_llm.runs.run_states import RunState
 from tests.fixtures.s3_server import KEY, SECRET
+from tests.fixtures.slurm import stand_in_image
+from tests.fixtures.wheels import wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
     from sm_llm.launcher.run import Run
     from tests.fixtures.slurm import SlurmCluster, SlurmOverSsh
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 
 SECONDS = 300
 """A start imports torch on every node; on a busy machine that takes a minute."""
-STEPS = 120
+STEPS = 160
 
 
 def spec(folder: Path, backend: Mapping[str, Any] = {}, **fields: Any) -> dict[str, Any]:
@@ -62,8 +67,14 @@ def losses(run: Run) -> dict[int, tuple[str, str]]:
 
 
 def await_step(slurm: SlurmCluster, run: Run, step: int) -> None:
-    """Wait until a checkpoint of ``step`` or a later one is committed."""
-    slurm.await_state(lambda: any(it.step >= step for it in run.checkpoints()), SECONDS)
+    """Wait until a checkpoint of ``step`` or a later one is committed; fails once the run has ended without it."""
+    polls = itertools.count()
+
+    def is_committed() -> bool:
+        assert next(polls) % 50 or not run.state.is_final, run.status().reason
+        return any(it.step >= step for it in run.checkpoints())
+
+    slurm.await_state(is_committed, SECONDS)
 
 
 def job_of(run: Run) -> str:
@@ -73,6 +84,37 @@ def job_of(run: Run) -> str:
 def restarts(slurm: SlurmCluster, run: Run) -> int:
     found = slurm.run("squeue", "-h", "-t", "all", "-j", job_of(run), "-O", "RestartCnt")
     return int(found.strip())
+
+
+def newest(run: Run) -> int:
+    """The step of the newest commit."""
+    return max(it.step for it in run.checkpoints())
+
+
+def events_of(run: Run, kind: str) -> list[dict[str, Any]]:
+    run.metrics()  # brings the events of a run in S3 here
+    return [dict(it) for it in read_events(run.events) if it["kind"] == kind]
+
+
+def reach_time_limit(slurm: SlurmCluster, run: Run, folder: Path) -> int:
+    """Let Slurm's time limit come; the step of the newest commit once the job is requeued."""
+    before = restarts(slurm, run)
+    job = job_of(run)
+    slurm.reach_time_limit(job, lambda: any(folder.glob(f"jobs/*/attempt-*/yield-{before}")))
+    slurm.await_state(lambda: restarts(slurm, run) == before + 1, SECONDS)
+    # Slurm keeps the limit that came for the next start.
+    slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=60")
+    assert run.state in (RunState.RESTARTING, RunState.RUNNING)
+    assert not run.attempts[-1].ended
+    return newest(run)
+
+
+def followed(run: Run) -> tuple[threading.Thread, list[str]]:
+    """A thread that follows the logs of a run, and the lines that it has seen."""
+    lines: list[str] = []
+    follower = threading.Thread(target=lambda: lines.extend(run.logs(follow=True)), daemon=True)
+    follower.start()
+    return follower, lines
 
 
 def assert_recovered(run: Run, killed_at: float) -> None:
@@ -97,88 +139,154 @@ def test_an_unfit_node_is_left_out_when_the_job_is_requeued(slurm: SlurmCluster,
     bad = slurm.run("sinfo", "-h", "-N", "-o", "%N").split()[0]
     with slurm.read_only(bad, tmp_path / "scratch"):
         run = sm_llm.launch(spec(tmp_path, task=task))
-        slurm.await_state(lambda: restarts(slurm, run) == 1 and run.state is RunState.RUNNING, SECONDS)
-        assert bad not in slurm.nodes_of(job_of(run))
+        # Slurm counts the restart while the old start is still ending.
+        slurm.await_state(
+            lambda: (
+                restarts(slurm, run) == 1 and run.state is RunState.RUNNING and bad not in slurm.nodes_of(job_of(run))
+            ),
+            SECONDS,
+        )
         assert f"ExcNodeList={bad}" in slurm.run("scontrol", "show", "job", job_of(run))
         slurm.run("scancel", job_of(run))  # the rest is the same as without a bad node
         slurm.await_state(lambda: run.state.is_final, SECONDS)
     assert any(f"node {bad} is unfit" in line for line in run.logs())
 
 
-def test_time_limit_and_a_lost_node_change_no_loss(
-    slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = spec(tmp_path, {"time_limit_minutes": 60})
+def test_time_limit_a_lost_node_and_scancel_change_no_loss(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """On two nodes, in a virtual environment."""
+    job = spec(tmp_path, {"time_limit_minutes": 60, "signal_seconds": 60})
     run = sm_llm.launch(job)
-    lines: list[str] = []
-    follower = threading.Thread(target=lambda: lines.extend(run.logs(follow=True)), daemon=True)
-    follower.start()
+    follower, lines = followed(run)
 
     await_step(slurm, run, 3)
-    slurm.run("scancel", "--batch", "--signal=USR1", job_of(run))  # as Slurm does before the limit
-    slurm.await_state(lambda: restarts(slurm, run) == 1, SECONDS)
-    yielded = max(it.step for it in run.checkpoints())
-    assert run.state in (RunState.RESTARTING, RunState.RUNNING)
-    assert not any(it.ended for it in run.attempts)
+    saved = [reach_time_limit(slurm, run, tmp_path)]
 
-    await_step(slurm, run, yielded + 6)
+    await_step(slurm, run, saved[0] + 6)
     # The node of rank 0: the other one must keep its rank, and read its own part from its disk.
     lost, stays = slurm.nodes_of(job_of(run))
     killed_at = time.time()
     slurm.kill(lost)
     try:
         slurm.await_state(lambda: restarts(slurm, run) == 2, SECONDS)
-        assert run.wait() is RunState.COMPLETED
+        saved.append(newest(run))
+        await_step(slurm, run, saved[1] + 6)
         assert lost not in slurm.nodes_of(job_of(run))
     finally:
         slurm.start(lost)
+    order = next((tmp_path / "jobs").glob("*/nodes")).read_text().split(",")
+    assert order[1] == stays
+    assert_recovered(run, killed_at)
+
+    slurm.run("scancel", job_of(run))
+    slurm.await_state(lambda: run.state is RunState.INTERRUPTED, SECONDS)
+    saved.append(newest(run))
     follower.join(60)
     assert not follower.is_alive()
     for restart in range(3):
         assert any(f"job {job_of(run)}, restart {restart}: node 0 of 2" in line for line in lines)
-    assert any(f"step {STEPS}/{STEPS}" in line for line in lines)
+    assert "[job] sm_llm: the time limit is near" in lines
+    assert f"[job] srun: error: Node failure on {lost}" in lines
 
-    order = next((tmp_path / "jobs").glob("*/nodes")).read_text().split(",")
-    assert order[1] == stays
-    assert_recovered(run, killed_at)
+    again = sm_llm.launch(job)
+    assert (again.id, again.continued_attempt) == (run.id, 2)
+    assert again.wait() is RunState.COMPLETED
+    assert [it["step"] for it in events_of(again, "checkpoint_restored")] == saved
     left = [it for it in (tmp_path / "scratch").rglob("*.distcp") if f"node-{lost}" not in it.parts]
     assert not left, "a run that is done leaves no checkpoints on its nodes"
 
     unbroken = sm_llm.launch({**job, "backend": {"name": "local"}, "storage": str(tmp_path / "local")}, wait=True)
-    assert losses(run) == losses(unbroken)
-    assert len(losses(run)) == STEPS
+    assert losses(again) == losses(unbroken)
+    assert len(losses(again)) == STEPS
 
 
-def test_stop_and_scancel_over_ssh_in_S3(
-    slurm_over_ssh: SlurmOverSsh, tmp_path: Path, bucket: str, s3_server: Any
+@pytest.fixture
+def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Options of a container in which a package of the lock is missing, which all nodes install once."""
+    for name in ("shared", "scratch"):
+        (tmp_path / name).mkdir()
+    lock = f"{wheel(tmp_path / 'shared')}\n"
+    monkeypatch.setattr("sm_llm.launcher.backends.slurm.render.lock_text", lambda stack: lock)
+    # The nodes' /tmp, with a short path: sockets lie there.
+    with tempfile.TemporaryDirectory(prefix="sm") as disk:
+        yield {
+            "virtual_environment": None,
+            "shared_folder": str(tmp_path / "shared"),
+            "scratch_folder": str(tmp_path / "scratch"),
+            "container_image": stand_in_image(tmp_path / "image.sqsh"),
+            "container_mounts": [disk],
+            "disk": disk,
+        }
+        [installed] = Path(disk).glob("*/packages-*/tinystock*.py")
+        assert installed.is_file()
+
+
+def test_limit_lost_nodes_and_a_stop_over_ssh_in_containers_change_no_loss(
+    slurm_over_ssh: SlurmOverSsh, tmp_path: Path, bucket: str, s3_server: Any, container: dict[str, Any]
 ) -> None:
-    slurm = slurm_over_ssh.cluster
-    credentials = tmp_path / "credentials"
+    """On four nodes of HyperPod, with the stand-ins of its options, the run in S3."""
+    slurm, shared = slurm_over_ssh.cluster, tmp_path / "shared"
+    credentials = shared / "credentials"
     credentials.write_text(f"[default]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n")
-    variables = {"AWS_SHARED_CREDENTIALS_FILE": str(credentials)}
+    variables = {"AWS_SHARED_CREDENTIALS_FILE": str(credentials), "TMPDIR": container.pop("disk")}
+    requeued = {**container, "ssh_host": slurm_over_ssh.host, "time_limit_minutes": 60, "signal_seconds": 60}
     job = spec(
         tmp_path,
-        {"ssh_host": slurm_over_ssh.host},
+        requeued,
+        compute={"instance_count": 4, "processes_per_instance": 1},
         storage=f"s3://{bucket}/runs",
         storage_options={"endpoint_url": s3_server.endpoint, "region": "us-east-1"},
         environment={"OMP_NUM_THREADS": "1", **variables},
     )
     run = sm_llm.launch(job)
+    follower, lines = followed(run)
     await_step(slurm, run, 3)
-    assert run.stop(wait=True) is RunState.INTERRUPTED
-    stopped = max(it.step for it in run.checkpoints())
+    saved = [reach_time_limit(slurm, run, shared)]
+
+    await_step(slurm, run, saved[0] + 3)
+    lost = slurm.nodes_of(job_of(run))[1]
+    slurm.kill(lost)
+    try:
+        slurm.await_state(lambda: restarts(slurm, run) == 2, SECONDS)
+        saved.append(newest(run))
+        await_step(slurm, run, saved[1] + 3)
+        assert lost not in slurm.nodes_of(job_of(run))
+        assert run.stop(wait=True) is RunState.INTERRUPTED
+    finally:
+        slurm.start(lost)
+    saved.append(newest(run))
     assert run.attempts[0].reason == (
-        f"stopped after step {stopped} (the stop file); the checkpoint of step {stopped} is safe"
+        f"stopped after step {saved[2]} (the stop file); the checkpoint of step {saved[2]} is safe"
     )
+    follower.join(60)
+    assert not follower.is_alive()
+    for restart in range(3):
+        assert any(f"job {job_of(run)}, restart {restart}: node 3 of 4" in line for line in lines)
 
-    again = sm_llm.launch(job)
+    resumed = {**container, "ssh_host": slurm_over_ssh.host, "retry": "auto-resume"}
+    again = sm_llm.launch({**job, "backend": spec(tmp_path, resumed)["backend"]})
     assert (again.id, again.continued_attempt) == (run.id, 2)
-    await_step(slurm, again, stopped + 3)
-    slurm.run("scancel", job_of(again))
-    slurm.await_state(lambda: again.state is RunState.INTERRUPTED, SECONDS)
+    follower, lines = followed(again)
+    await_step(slurm, again, saved[2] + 3)
+    replaced = slurm.nodes_of(job_of(again))[2]
+    slurm.kill(replaced)
+    for folder in (tmp_path / "scratch").glob(f"*/*/node-{replaced}"):
+        shutil.rmtree(folder)
+    slurm.start(replaced)  # before Slurm notices: HyperPod's new machine has the name of the old one
+    saved.append(newest(again))
+    assert again.wait() is RunState.COMPLETED
+    assert restarts(slurm, again) == 0, "the step was started again, not the job"
+    follower.join(60)
+    assert sum(f"job {job_of(again)}, restart 0: node 0 of 4" in line for line in lines) == 2
 
-    last = sm_llm.launch(job)
-    assert last.wait() is RunState.COMPLETED
-    assert [it.state for it in last.attempts] == [RunState.INTERRUPTED, RunState.INTERRUPTED, RunState.COMPLETED]
-    assert len(losses(last)) == STEPS
-    assert any("restart 0: node 1 of 2" in line for line in last.logs())
+    restored = events_of(again, "checkpoint_restored")
+    assert [it["step"] for it in restored] == saved
+    for it in (restored[1], restored[3]):
+        share = it["fetched_bytes"] / (it["local_bytes"] + it["fetched_bytes"])
+        assert 0.1 < share < 0.5, "the part of the node that was replaced, one of four"
+    assert len(events_of(again, "recovered")) == 2
+
+    local = {"name": "local"}
+    plain = {**job, "backend": local, "storage": str(tmp_path / "local"), "environment": {"OMP_NUM_THREADS": "1"}}
+    unbroken = sm_llm.launch({**plain, "storage_options": {}}, wait=True)
+    assert losses(again) == losses(unbroken)
+    assert len(losses(again)) == STEPS
