@@ -185,14 +185,15 @@ def test_time_limit_a_lost_node_and_scancel_change_no_loss(slurm: SlurmCluster, 
     for restart in range(3):
         assert any(f"job {job_of(run)}, restart {restart}: node 0 of 2" in line for line in lines)
     assert "[job] sm_llm: the time limit is near" in lines
-    assert f"[job] srun: error: Node failure on {lost}" in lines
+    assert any(line.startswith("[job] ---") and f"job {job_of(run)}, restart 2" in line for line in lines)
 
     again = sm_llm.launch(job)
     assert (again.id, again.continued_attempt) == (run.id, 2)
     assert again.wait() is RunState.COMPLETED
     assert [it["step"] for it in events_of(again, "checkpoint_restored")] == saved
-    left = [it for it in (tmp_path / "scratch").rglob("*.distcp") if f"node-{lost}" not in it.parts]
-    assert not left, "a run that is done leaves no checkpoints on its nodes"
+    for node in slurm.nodes_of(job_of(again)):
+        left = [it for it in (tmp_path / "scratch").rglob("*.distcp") if f"node-{node}" in it.parts]
+        assert not left, "a run that is done leaves no checkpoints on its nodes"
 
     unbroken = sm_llm.launch({**job, "backend": {"name": "local"}, "storage": str(tmp_path / "local")}, wait=True)
     assert losses(again) == losses(unbroken)

@@ -53,17 +53,18 @@ def render(plan: Plan, job: JobFile) -> Submission:
         script = replace(
             script, options=[*script.options, *waits], stopped_code=EXIT_CODES[RunState.INTERRUPTED]
         )  # fmt: skip
+    text = script.text()
     request = {
         "host": options.ssh_host,
         "shared_folder": options.shared_folder,
         "bundle": bundle.digest,
-        "script": script.text(),
+        "script": text,
     }
     uploads = {
         unpacked: bundle.archive,
         paths.job_file(job.run_id, job.attempt): inside.model_dump_json(indent=2).encode() + b"\n",
     }
-    return Submission("slurm", inside, request, uploads, request["script"])
+    return Submission("slurm", inside, request, uploads, text)
 
 
 def _seen_by_nodes(job: JobSpec, code: str, *, has_program: bool) -> JobSpec:
