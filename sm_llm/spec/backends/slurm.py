@@ -118,7 +118,7 @@ class SlurmOptions(BackendOptions):
     retry: Literal["requeue", "auto-resume", "none"] = "requeue"
     """Who starts the job again after a fault of a node: Slurm (also at the time limit), HyperPod, or nobody."""
     max_requeues: int | None = Field(default=None, ge=0, le=10_000)
-    """How often Slurm may start the job again; null means 20."""
+    """How often Slurm may start the job again, at its time limit included; null means 20."""
     stop_seconds: float = Field(default=30.0, gt=0, le=86_400)
     """The cluster's KillWait: time from SIGTERM until what still runs is killed."""
     container_image: Annotated[str, PLACEMENT, AfterValidator(_image)] | None = None

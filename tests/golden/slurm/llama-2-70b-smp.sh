@@ -70,8 +70,12 @@ srun "$@" \
     echo "node $SLURMD_NODENAME: $1 is not there: $4" | tee "$5-$SLURM_NODEID" >&2
     exit 78
   fi
+  if ! command -v "$2" > /dev/null; then
+    echo "node $SLURMD_NODENAME: the interpreter $2 is not there. $6" | tee "$5-$SLURM_NODEID" >&2
+    exit 78
+  fi
   exec "$2" -P "$1/sm_llm/worker/slurm/node.py" 8 "$3"' \
-  step "$code" "$python" train.py "the container was not started" "$folder/failure-$restart" &
+  step "$code" "$python" train.py "the container was not started" "$folder/failure-$restart" "Take an image that holds it" &
 step=$!
 wait "$step"
 status=$?

@@ -97,6 +97,12 @@ def test_a_shell_is_a_step_of_the_running_job(tmp_path: Path) -> None:
     argv = shell_command(record, attempt, 1, cluster)
     assert argv[:4] == ["srun", "--overlap", "--pty", "--jobid=7"]
     assert "--nodelist=n10" in argv  # as ranks are counted: n9 has rank 0
+    order = Path(ClusterPaths(str(tmp_path)).attempt(record.run_id, attempt.number)).parent / "nodes"
+    order.parent.mkdir(parents=True)
+    order.write_text("n10,n9")  # of a later start: n10 replaced the node of rank 0, and n9 kept its own
+    assert "--nodelist=n9" in shell_command(record, attempt, 1, cluster)
+    order.write_text("n8,n9")  # of the start before, until the new one has noted its own
+    assert "--nodelist=n10" in shell_command(record, attempt, 1, cluster)
     with pytest.raises(SubmitError, match="--node must be at most 1: job 7 runs on n9, n10"):
         shell_command(record, attempt, 2, cluster)
     with pytest.raises(SubmitError, match="job 7 is not running: it is waiting"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,7 @@ SCRIPT = BatchScript(
     processes=8,
     entry="train.py",
     absent="it is not there",
+    no_python="Make one",
 )
 
 
@@ -73,9 +76,10 @@ def slurm_word(text: str) -> str:
     return found
 
 
-def run(script: BatchScript, folder: Path) -> subprocess.CompletedProcess[bytes]:
+def run(script: BatchScript, folder: Path, **variables: str) -> subprocess.CompletedProcess[bytes]:
     (folder / "job.sh").write_text(script.text(), encoding="utf-8")
-    return subprocess.run(["bash", folder / "job.sh"], capture_output=True, timeout=60, check=False)
+    environ = {**os.environ, **variables}
+    return subprocess.run(["bash", folder / "job.sh"], env=environ, capture_output=True, timeout=60, check=False)
 
 
 def test_hostile_values_stay_values(stubs: Path, tmp_path: Path) -> None:
@@ -85,16 +89,38 @@ def test_hostile_values_stay_values(stubs: Path, tmp_path: Path) -> None:
     hostile = replace(
         SCRIPT, options=[("comment", HOSTILE.replace("\t", ""))], step_options=[("container-mounts", lines)],
         environment=[("NAME", lines)], code=lines, folder=str(folder), python=lines, entry=lines, absent=lines,
-        run_id=lines, auto_resume=True, requeues=True, time_limit=True, max_requeues=3,
+        no_python=lines, run_id=lines, auto_resume=True, requeues=True, time_limit=True, max_requeues=3,
     )  # fmt: skip
     done = run(hostile, tmp_path)
     assert done.returncode == 7, done.stderr
     argv = (stubs / "argv").read_bytes().decode().split("\0")
     assert argv[0] == f"--container-mounts={lines}"
-    assert argv[-7:-1] == ["step", lines, lines, lines, lines, f"{folder}/failure-0"]
+    assert argv[-8:-1] == ["step", lines, lines, lines, lines, f"{folder}/failure-0", lines]
     assert (stubs / "name").read_bytes().decode() == lines
     assert json.loads((folder / "outcome-0.json").read_text())["exit_code"] == 7
     assert not (tmp_path / "executed").exists()
+
+
+def test_a_carriage_return_is_written_as_an_escape(stubs: Path, tmp_path: Path) -> None:
+    """sbatch 22.05: "Batch script contains DOS line breaks"."""
+    value = "a\r\nb\r\r$c\r"
+    script = replace(SCRIPT, folder=str(tmp_path), environment=[("NAME", value)])
+    assert "\r" not in script.text()
+    run(script, tmp_path)
+    assert (stubs / "name").read_bytes().decode() == value
+
+
+def test_an_interpreter_that_is_not_there_is_named_with_its_node(stubs: Path, tmp_path: Path) -> None:
+    (stubs.parent / "bin" / "srun").write_text('#!/bin/bash\nwhile [ "$1" != bash ]; do shift; done\nexec "$@"\n')
+    code = tmp_path / "code"
+    (code / "sm_llm/worker/slurm").mkdir(parents=True)
+    (code / "sm_llm/worker/slurm/node.py").write_text("raise SystemExit(5)")
+    script = replace(SCRIPT, folder=str(tmp_path), code=str(code), python="/nowhere/venv/bin/python")
+    variables = {"SLURMD_NODENAME": "node2", "SLURM_NODEID": "1"}
+    done = run(script, tmp_path, **variables)
+    reported = "node node2: the interpreter /nowhere/venv/bin/python is not there. Make one\n"
+    assert (done.returncode, (tmp_path / "failure-0-1").read_text()) == (78, reported)
+    assert run(replace(script, python=sys.executable), tmp_path, **variables).returncode == 5
 
 
 def test_SL12_a_job_that_yielded_is_requeued_and_no_other(stubs: Path, tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ class BatchScript:
     """The task's entrypoint, relative to the code."""
     absent: str
     """What it means if the code is not there."""
+    no_python: str
+    """What to do if the interpreter is not there."""
     umask: str = "077"
     requeues: bool = False
     time_limit: bool = False
@@ -77,7 +79,10 @@ def quoted(value: object) -> str:
     text = str(value)
     if "\0" in text:
         raise ValueError("a value of the script holds a NUL character")
-    return text if _PLAIN.fullmatch(text) else f'"{_SPECIAL.sub(_escaped, text)}"'
+    if _PLAIN.fullmatch(text):
+        return text
+    # sbatch refuses a script that holds a carriage return before a line break.
+    return f'"{_SPECIAL.sub(_escaped, text)}"'.replace("\r", "\"$'\\r'\"")
 
 
 def _escaped(match: re.Match[str]) -> str:

@@ -202,6 +202,11 @@ class Cluster:
         # The listing may still show the job as running.
         self._read_at = float("-inf")
 
+    def read(self, path: str) -> str:
+        """A small file on the shared file system; empty where there is none. Raises ``NoAnswer``."""
+        answer = self.transport.run(["cat", path])
+        return "" if answer.code else answer.output.decode("utf-8", "replace")
+
     def put(self, path: str, body: bytes) -> None:
         """Write a file on the shared file system, atomically, readable to this user alone. Raises ``SubmitError``."""
         self._shell(f"write {path}", PUT, path, stdin=body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import time
 from typing import TYPE_CHECKING
 
@@ -145,8 +146,11 @@ def shell_command(record: RunRecord, attempt: Attempt, node: int, cluster: Clust
     if row is None or row.state != "RUNNING":
         state = "no longer known to Slurm" if row is None else native_state(row).detail or row.state
         raise SubmitError(f"job {job_id} is not running: it is {state}")
-    # In the order of the ranks, as the logs number nodes.
     names = cluster.expand(row.nodes)
+    # In the order of the ranks, as the logs number nodes: one that replaces another has its rank.
+    placed = cluster.read(f"{posixpath.dirname(attempt_folder(record, attempt.number))}/nodes").strip().split(",")
+    if sorted(placed) == sorted(names):
+        names = placed
     if node >= len(names):
         raise SubmitError(f"--node must be at most {len(names) - 1}: job {job_id} runs on {', '.join(names)}")
     # Without --overlap the step would wait until the training has left a processor free.

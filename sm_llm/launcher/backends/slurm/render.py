@@ -100,6 +100,11 @@ def _script(
         processes=target.processes,
         entry=target.entry,
         absent="the container was not started" if is_container else "the shared folder is not mounted on this node",
+        no_python=(
+            "Take an image that holds it"
+            if is_container
+            else "Check backend.virtual_environment; sm-llm env create --backend slurm makes one"
+        ),
         umask="027" if job.spec.storage_options.shared_with_group else "077",
         requeues=target.max_requeues is not None,
         time_limit=target.signal_seconds is not None,

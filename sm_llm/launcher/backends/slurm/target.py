@@ -111,7 +111,7 @@ def _max_requeues(options: SlurmOptions) -> int | None:
 
 def _facts(options: SlurmOptions) -> dict[str, str]:
     again = {
-        "requeue": f"Slurm requeues the job, {_max_requeues(options)} times at most",
+        "requeue": f"Slurm requeues the job, {_max_requeues(options)} times at most, at its time limit included",
         "auto-resume": "HyperPod replaces faulty nodes and starts the step again",
         "none": "nobody starts the job again",
     }

@@ -62,8 +62,12 @@ srun "$@" \
     echo "node $SLURMD_NODENAME: $1 is not there: $4" | tee "$5-$SLURM_NODEID" >&2
     exit 78
   fi
+  if ! command -v "$2" > /dev/null; then
+    echo "node $SLURMD_NODENAME: the interpreter $2 is not there. $6" | tee "$5-$SLURM_NODEID" >&2
+    exit 78
+  fi
   exec "$2" -P "$1/sm_llm/worker/slurm/node.py" 1 "$3"' \
-  step "$code" "$python" fetch.py "the shared folder is not mounted on this node" "$folder/failure-$restart" &
+  step "$code" "$python" fetch.py "the shared folder is not mounted on this node" "$folder/failure-$restart" "Check backend.virtual_environment; sm-llm env create --backend slurm makes one" &
 step=$!
 wait "$step"
 status=$?
