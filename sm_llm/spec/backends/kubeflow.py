@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -63,7 +64,7 @@ def _path(value: str) -> str:
     if _CONTROL.search(value):
         raise ValueError("must not hold control characters")
     # In one form, because mounts are compared as text.
-    return re.sub("/+", "/", value).rstrip("/") or "/"
+    return posixpath.normpath(re.sub("/+", "/", value))
 
 
 def _context(value: str) -> str:

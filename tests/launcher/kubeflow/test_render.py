@@ -250,6 +250,8 @@ def refusal(job: dict[str, Any]) -> str:
         ({"volumes": [{"claim": "fsx", "path": "/"}]}, "backend.volumes.0.path: is taken"),
         *((mounted(it), f"backend.volumes.0.path: is taken: /.* is there .got '{it}'") for it in TAKEN),
         *((mounted(it), f"backend.volumes.0.path: would hide {it}, and no program would start") for it in HIDDEN),
+        (mounted("/./dev//shm/."), "backend.volumes.0.path: is taken"),
+        ({"volumes": [{"claim": "a", "path": "/x"}, {"claim": "b", "path": "/./x"}]}, "backend.volumes.1.path: is giv"),
         ({"node_folder": "/etc"}, "backend.node_folder: is taken: /etc/hosts is there"),
         ({"node_folder": "/usr"}, "backend.node_folder: would hide /usr/bin"),
         ({"volumes": [{"claim": "a", "path": "/x"}, {"claim": "b", "path": "/x/"}]}, "backend.volumes.1.path: is giv"),

@@ -46,7 +46,10 @@ SECRETS = "/var/run/secrets/sm-llm"
 """As ``worker.inputs.secrets`` reads them; a test compares the two."""
 RUNTIME = ("/dev", "/proc", "/sys", "/run/secrets", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
 """What the kernel, the container runtime and the kubelet make in every container."""
-IMAGE = ("/bin", "/lib", "/lib64", "/sbin", "/usr/bin", "/usr/lib", "/usr/local/bin", "/usr/local/lib")
+IMAGE = (
+    "/bin", "/lib", "/lib64", "/sbin", "/usr/bin", "/usr/lib", "/usr/lib64", "/usr/sbin", "/usr/local/bin",
+    "/usr/local/lib",
+)  # fmt: skip
 """Folders of an image without which its programs do not start."""
 IN_CLUSTER = "in-cluster"
 """Stands for the context in the native id of a job that was started from inside the cluster."""
