@@ -296,7 +296,24 @@ def test_S12_41_what_is_not_a_session_and_the_local_mode_are_refused(tmp_path: P
         lambda: estimator(job(), sagemaker_session=local), "sagemaker_session: ", "local mode", "contract=sagemaker"
     )
     refused(lambda: estimator(job(), instance_groups=[{"name": "a"}]), "instance_groups: must be a list")
-    refused(lambda: estimator(job(), instance_groups="x"), "instance_groups: must be a list")
+    refused(lambda: estimator(job(), instance_groups="x"), "[sagemaker.instance_group.InstanceGroup('name'")
+
+
+def test_C8_several_groups_which_the_sdk_does_not_distribute_over_are_refused_in_words(calls: list[Any]) -> None:
+    from sagemaker.instance_group import InstanceGroup
+
+    names = ["a", "b"]
+    for kinds in (["ml.m5.large", "ml.c5.large"], ["ml.m5.2xlarge", "ml.m5.2xlarge"]):
+        groups = [InstanceGroup(name, kind, 1) for name, kind in zip(names, kinds, strict=True)]
+        spec = job(compute={"processes_per_instance": 1})
+        refused(
+            lambda spec=spec, it=groups: estimator(spec, instance_groups=it), "in one group only", "sm_llm.launch()"
+        )
+    written = [{"name": name, "instance_type": "ml.m5.2xlarge", "instance_count": 1} for name in names]
+    kind = {"instance_type": "ml.m5.2xlarge", "instance_count": 2, "processes_per_instance": 1}
+    spec = job(compute=kind, backend={"instance_groups": written})
+    refused(lambda: estimator(spec), "backend.instance_groups: has several groups", "['a', 'b']")
+    assert estimator(job(), instance_groups=[InstanceGroup("a", "ml.m5.2xlarge", 1)]).instance_groups
 
 
 @pytest.mark.parametrize(

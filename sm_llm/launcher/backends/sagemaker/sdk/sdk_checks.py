@@ -19,6 +19,7 @@ from sm_llm.launcher.backends.sagemaker.request.request import (
     request_region,
 )
 from sm_llm.launcher.backends.sagemaker.sdk.estimator_address import address_issues, result_issues
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_arguments import arguments
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_attributes import changed_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import (
     argument_issues,
@@ -188,11 +189,23 @@ def check_variables(given: GivenToJob) -> Iterator[Issue]:
     yield from variable_issues(given.session, given.arguments)
 
 
+def check_groups(given: GivenToJob) -> Iterator[Issue]:
+    """Several instance groups that start processes together: the SDK distributes over one group alone."""
+    sent = arguments(given.submission.request)
+    groups = sent.get("instance_groups", ())
+    if len(groups) > 1 and "distribution" in sent:
+        problem = "has several groups, and the SDK starts distributed processes in one group only"
+        remedy = "Give one group, or start the job with sm_llm.launch(), which sends all of them"
+        seen = [it.instance_group_name for it in groups]
+        yield Issue("instance-groups-distributed", "backend.instance_groups", problem, seen, remedy)
+
+
 JOB_ARGUMENT_CHECKERS: tuple[Checker[GivenToJob], ...] = (
     check_region,
     check_passed_arguments,
     check_hyperparameters,
     check_variables,
+    check_groups,
 )
 
 

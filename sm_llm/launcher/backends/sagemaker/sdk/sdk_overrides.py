@@ -231,7 +231,7 @@ def _group_issues(groups: Any) -> Iterator[Issue]:
     from sagemaker.instance_group import InstanceGroup
 
     if groups is not None and not (isinstance(groups, list) and all(isinstance(it, InstanceGroup) for it in groups)):
-        remedy = "Write [sagemaker.InstanceGroup('name', 'ml.p5.48xlarge', 2)], or backend.instance_groups"
+        remedy = "Write [sagemaker.instance_group.InstanceGroup('name', 'ml.m5.large', 2)], or backend.instance_groups"
         yield Issue(
             "instance-groups-invalid",
             "instance_groups",
