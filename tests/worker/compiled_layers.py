@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from worker_jobs import train_task
 
 from sm_llm.data.source import Batch
@@ -45,6 +46,40 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
 """What torch cannot compile there."""
 
 
+class SplitAttention(torch.nn.Module):
+    """Attention with one head on each process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = dist.get_world_size()
+        for name in "qkvo":
+            setattr(self, name, torch.nn.Linear(4 * self.heads, 4 * self.heads, bias=False))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        q, k, v = (getattr(self, name)(values).view(2, 8, 1, 4).transpose(1, 2) for name in "qkv")
+        joined = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: torch.Tensor = self.o(joined.transpose(1, 2).reshape(2, 8, 4))
+        return out
+
+
+def in_torch_alone() -> str:
+    """Compiles a checkpointed ``SplitAttention`` with nothing of ours; returns torch's error."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.utils.checkpoint import checkpoint
+
+    module = SplitAttention()
+    plan = {**dict.fromkeys("qkv", ColwiseParallel()), "o": RowwiseParallel()}
+    parallelize_module(module, init_device_mesh("cpu", (module.heads,)), plan)
+    torch._dynamo.reset()
+    compute = torch.compile(lambda values: checkpoint(module, values, use_reentrant=False), backend="aot_eager")
+    try:
+        compute(torch.ones(2, 8, 4 * module.heads, requires_grad=True)).sum().backward()
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
 def train(way: str, process: ProcessInfo, folder: Path, *, compile_layers: bool) -> dict[str, Any]:
     """Two steps of a small model: losses and gradient norms, the names of the state, what was compiled."""
     precision = {"compute": "fp32", "compile": compile_layers}
@@ -78,6 +113,8 @@ def every_way(process: ProcessInfo, folder: Path) -> dict[str, Any]:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         found[way] = {"eager": eager, "compiled": train(way, process, folder, compile_layers=True)}
+    if process.world_size == 2:
+        found["torch-alone"] = {"error": in_torch_alone()}
     for way in IMPOSSIBLE if process.world_size == 2 else ():
         torch._dynamo.reset()
         try:
@@ -93,4 +130,4 @@ if __name__ == "__main__":
     results = every_way(ProcessInfo.read(os.environ), target)
     if os.environ["RANK"] == "0":
         (target / "results.json").write_text(json.dumps(results))
-    torch.distributed.destroy_process_group()
+    dist.destroy_process_group()

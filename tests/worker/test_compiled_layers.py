@@ -63,7 +63,8 @@ def test_compiled_layers_whose_matrices_are_split_pass_gradients_to_what_lies_be
 
 @pytest.mark.parametrize("results", [2], ids=["tensor"], indirect=True)
 @pytest.mark.parametrize(
-    ("way", "message"), [("tensor-full", "device_mesh.DeviceMesh"), ("tensor-budget", "ScriptObject")]
+    ("way", "message"),
+    [("torch-alone", ".DeviceMesh"), ("tensor-full", ".DeviceMesh"), ("tensor-budget", "ScriptObject")],
 )
 def test_torch_cannot_compile_what_is_refused_with_split_matrices(results: Results, way: str, message: str) -> None:
     """A DeviceMesh is among what the backward pass would need; once this fails, the refusal can go."""
