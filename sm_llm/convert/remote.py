@@ -15,10 +15,9 @@ from sm_llm.convert.work import DESTINATION, MANIFEST
 from sm_llm.errors import ConversionRefused, Issue
 from sm_llm.models.safetensors_folder import INDEX_FILE, SINGLE_FILE
 from sm_llm.owned import temporary_folder
+from sm_llm.storage.engines.ranged_object import RangedObject
 from sm_llm.storage.publication.find import find_newest
 from sm_llm.storage.publication.keys import COMMITS
-from sm_llm.storage.s3.ranged_object import RangedObject
-from sm_llm.storage.s3.s3_objects import S3Objects
 from sm_llm.storage.syncing.sync import sync
 from sm_llm.storage.uri import is_s3, join, open_store, run_and_step
 from sm_llm.terminal import quoted
@@ -99,8 +98,8 @@ class ConversionCopies:
         held = {it.key for it in store.list("")}
         if not held & {INDEX_FILE, SINGLE_FILE}:
             return False
-        assert isinstance(store, S3Objects)
         self._source.mkdir(exist_ok=True)
+        # Whole: they are small, and the conversion copies them to its result.
         for name in sorted(held & {INDEX_FILE, *BESIDE}):
             store.get_file(name, self._source / name)
         for name in sorted(held & {SINGLE_FILE, *self._indexed_files()}):

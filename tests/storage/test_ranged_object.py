@@ -10,8 +10,9 @@ from botocore.exceptions import ClientError, ResponseStreamingError
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import MissingObjectError, StoredObject, WrongContentError
-from sm_llm.storage.s3 import ranged_object
-from sm_llm.storage.s3.ranged_object import RangedObject
+from sm_llm.storage.engines import ranged_object
+from sm_llm.storage.engines.ranged_object import RangedObject
+from sm_llm.storage.s3.s3_objects import S3Objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,30 +20,23 @@ if TYPE_CHECKING:
 BODY = bytes(range(200))
 
 
-class Answers:
+class Answers(S3Objects):
     """Answers a GET by ``plan``: None with all bytes, a number with as many before it breaks off, or an error."""
 
-    uri = "s3://bucket/prefix"
-
     def __init__(self, *plan: Any) -> None:
+        super().__init__("bucket", "prefix")
         self.plan = list(plan)
         self.asked: list[tuple[str, str]] = []
         self.renewed = 0
-        self.client = SimpleNamespace(get_object=self.get)
+        self._connected = None, SimpleNamespace(get_object=self.answer)
 
     def require(self, key: str) -> StoredObject:
         return StoredObject(key, len(BODY), tag="one")
 
-    def at(self, key: str) -> dict[str, str]:
-        return {"Bucket": "bucket", "Key": key}
-
-    def needs(self, action: str) -> str:
-        return action
-
     def renew(self) -> None:
         self.renewed += 1
 
-    def get(self, **request: str) -> dict[str, Any]:
+    def answer(self, **request: str) -> dict[str, Any]:
         self.asked.append((request["Range"], request["IfMatch"]))
         begin, end = map(int, request["Range"].removeprefix("bytes=").split("-"))
         found = self.plan.pop(0) if self.plan else None
@@ -71,7 +65,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(answers: Answers, begin: int = 10, end: int = 150) -> bytes:
-    return RangedObject(answers, "key").read(begin, end)  # type: ignore[arg-type]
+    return RangedObject(answers, "key").read(begin, end)
 
 
 def test_what_breaks_off_is_taken_up_where_it_ended() -> None:

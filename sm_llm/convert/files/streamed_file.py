@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from sm_llm.storage.s3.ranged_object import RangedObject
+    from sm_llm.storage.engines.ranged_object import RangedObject
 
 _LENGTH_BYTES = 8
 
@@ -55,6 +55,7 @@ class StreamedFile:
             if (begin, end) in self._is_there:
                 return
             position = begin
+            # Not by the stream that made the file: several threads write to it, each at its own place.
             descriptor = os.open(self.path, os.O_WRONLY)
             try:
                 for piece in self._remote.pieces(begin, end):

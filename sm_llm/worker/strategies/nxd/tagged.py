@@ -11,7 +11,7 @@ import torch
 from sm_llm.convert.report import trained_manifest
 from sm_llm.convert.work import MANIFEST, write_whole
 from sm_llm.errors import CheckpointError
-from sm_llm.worker.results.export import write_configs
+from sm_llm.worker.model_folder import write_configs
 from sm_llm.worker.strategies.nxd import library
 from sm_llm.worker.training.optim import MOMENTS
 
@@ -63,6 +63,7 @@ def write(
     zero1: bool,
 ) -> None:
     """Write ``weights``, and ``state``: the optimiser's flat names, and with ZeRO-1 the masters as ``model.NAME``."""
+    # By name and not by number, as NxD's own state has them: an order that has changed is noticed.
     optimizer: dict[str, Any] = {_STATE: {}, _STEP: state["optimizer.step"]}
     if zero1:
         optimizer[_MASTERS] = {name: state[f"model.{name}"] for name in weights}
@@ -77,6 +78,7 @@ def read(folder: Path, step: int, state: Mapping[str, torch.Tensor], *, zero1: b
     tag = tag_of(step)
     if not (folder / tag).is_dir():
         raise CheckpointError(f"{folder} holds no {tag} in the layout of NxD: another release of this package saved it")
+    # ZeRO-1's parameters are in the optimiser's state, and the rounded copies follow from them.
     model: dict[str, Any] | None = None if zero1 else {}
     optimizer: dict[str, Any] = {}
     library.load_checkpoint(folder, tag, model, optimizer)
@@ -101,5 +103,6 @@ def describe(
 ) -> None:
     """Config, tokenizer and manifest beside the shards, so that ``convert`` makes a whole model of them."""
     tag = folder / tag_of(step)
+    # Beside the shards, where the conversion looks for them as in a folder that it wrote itself.
     write_configs(tag, config, dtype, None if tokenizer is None else Path(tokenizer))
     write_whole(tag / MANIFEST, trained_manifest(str(config["model_type"]), degrees).encode())

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import MissingObjectError, WrongContentError
 from sm_llm.storage.checksum import CHUNK_BYTES
+from sm_llm.storage.engines.common import s3
 from sm_llm.storage.s3.s3_client import code_of, header, is_expired, s3_errors, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sm_llm.storage.s3.s3_objects import S3Objects
+    from sm_llm.storage.base import Store
 
 _TRIES = 5
 _MISSING, _REPLACED = ("NoSuchKey",), 412
@@ -28,9 +29,9 @@ class RangedObject:
     Safe to share between threads. Raises ``MissingObjectError`` for a key that is not there, ``StorageError``.
     """
 
-    def __init__(self, store: S3Objects, key: str) -> None:
-        found = store.require(key)
-        self._store, self._key = store, key
+    def __init__(self, store: Store, key: str) -> None:
+        self._store, self._key = s3(store), key
+        found = self._store.require(key)
         self.size, self.tag = found.size, found.tag or ""
         self.uri = f"{store.uri}/{key}"
 
@@ -51,6 +52,7 @@ class RangedObject:
                 failed += 1
                 if failed == _TRIES or _is_final(error):
                     raise
+                # A conversion may take longer than credentials are valid.
                 if is_expired(error):
                     self._store.renew()
                 time.sleep(random.uniform(0, 0.1 * 2**failed))
