@@ -14,6 +14,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+class DamagedGzip(DataError):
+    """A gzip file that cannot be read to its end."""
+
+    remedy = "Fetch it again, or leave it out"
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}. {self.remedy}")
+        self.problem = problem
+
+
 class Line:
     """Number of the line that was read last."""
 
@@ -22,7 +32,7 @@ class Line:
 
 @contextmanager
 def whole_gzip(path: Path) -> Iterator[Line]:
-    """Turn whatever a truncated, altered or foreign file raises into a ``DataError`` that states how far it was read.
+    """Turn whatever a truncated, altered or foreign file raises into ``DamagedGzip``, which states how far it was read.
 
     The block keeps ``Line.number`` up to date.
     """
@@ -30,6 +40,4 @@ def whole_gzip(path: Path) -> Iterator[Line]:
     try:
         yield line
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(
-            f"{path}: not a whole gzip file (after line {line.number:,}: {error}). Fetch it again, or leave it out"
-        ) from error
+        raise DamagedGzip(f"{path}: not a whole gzip file (after line {line.number:,}: {error})") from error

@@ -5,9 +5,9 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
-import zlib
 from typing import TYPE_CHECKING
 
+from sm_llm.data.compressed import whole_gzip
 from sm_llm.data.prepare.source_files import is_hidden
 from sm_llm.errors import DataError
 from sm_llm.runs.run_folders import files_outside_runs
@@ -78,12 +78,14 @@ def _first_lines(files: Iterable[Path]) -> Iterator[tuple[Path, int, bytes]]:
     left = _LINES
     for path in files:
         try:
-            with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as stream:
-                number = 0
+            with (
+                whole_gzip(path) as at,
+                gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as stream,
+            ):
                 while left and (line := stream.readline(_LINE_BYTES)):
-                    number += 1
+                    at.number += 1
                     if text := line.removeprefix(codecs.BOM_UTF8).strip():
                         left -= 1
-                        yield path, number, text
-        except (OSError, EOFError, zlib.error) as error:
+                        yield path, at.number, text
+        except OSError as error:
             raise DataError(f"{path}: cannot be read: {error}") from error

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sm_llm.contract.failure import Cause, Failure
 from sm_llm.runs.events.events import event_files, read_file
 from sm_llm.runs.events.failures import Failed
-from sm_llm.runs.outcome import Outcome, with_end
+from sm_llm.runs.outcome import Outcome, has_worked, with_end
 from sm_llm.runs.results import has_checkpoint, has_final, link_result, result_location
 from sm_llm.runs.run_states import RunState
 
@@ -84,13 +84,30 @@ def completed(paths: RunPaths, attempt: int, since: float = 0.0) -> Outcome:
     return Outcome(RunState.COMPLETED) if found is None else Outcome(RunState.UNCHANGED, str(found["reason"]))
 
 
-def record_outcome(run_store: RunStore, attempt: Attempt, outcome: Outcome, **bill: int | None) -> Outcome:
+def record_outcome(
+    run_store: RunStore, attempt: Attempt, outcome: Outcome, *, steps: Iterable[RunStore] | None = None,
+    **bill: int | None,
+) -> Outcome:  # fmt: skip
     """Write how an attempt ended into the record, once and for all; returns ``outcome``.
 
-    Nothing is written where it has an end already, or where another attempt, or job, has taken its place meanwhile.
+    ``steps`` are the runs of a workflow's steps. Nothing is written where the attempt has an end already, or where
+    another attempt, or job, has taken its place meanwhile.
     """
-    run_store.update(lambda held: with_end(held, run_store.paths, attempt, outcome, bill))
+    worked = steps is not None and run_store.record().before is not None and steps_have_worked(steps, attempt)
+    run_store.update(lambda held: with_end(held, run_store.paths, attempt, outcome, bill, steps_worked=worked))
     return outcome
+
+
+def steps_have_worked(steps: Iterable[RunStore], attempt: Attempt) -> bool:
+    """Whether one of a workflow's steps has worked since this ``attempt`` of the workflow began."""
+    for step in steps:
+        own = step.record().attempts if step.exists() else ()
+        # One that had its result before was not begun again.
+        if own and (own[-1].ended or own[-1].started) >= attempt.started:
+            step.refresh(f"events/attempt-{own[-1].number}-")
+            if has_worked(step.paths, own[-1]):
+                return True
+    return False
 
 
 def record_evidence(run_store: RunStore, record: RunRecord, attempt: Attempt, found: Evidence) -> Outcome:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sm_llm.errors import CheckpointError, LaunchRefused, StorageError, SubmitError
+from sm_llm.launcher.attempt_outcome import steps_have_worked
 from sm_llm.launcher.backend import backend
 from sm_llm.launcher.build_submission import build_submission, new_record
 from sm_llm.launcher.continuation import ChangedRun, assert_changes_apply, assert_continues, assert_starts
@@ -107,9 +108,10 @@ def proceed(
         if changes:
             run.run_store.update(lambda held: held.changed(_asked(loaded, plans), number, changes))
 
+    dropped = record.attempts[-1].dropped_sentence if record.attempts else ""
     change = Change(make, lambda: _undo(run, record, number))
     _submit(plans, run.run_store, record, resume=resume, digest=loaded.digest, change=change)
-    echo(*continued.notes, err=True)
+    echo(*filter(None, [dropped]), *continued.notes, err=True)
     again = RunHandle(run.run_store)
     again.continued_attempt, again.continued_from = number, continued.starts
     return again
@@ -176,6 +178,7 @@ def resume(run: RunHandle, overrides: Sequence[Override], fields: Mapping[str, A
         raise LaunchRefused(f"{run.id} is {state.value}. Stop it first: sm-llm stop {quoted(run.uri)}")
     if state.is_completed:
         raise LaunchRefused(f"{run.id} is completed, there is nothing left to resume.{_longer(run)}")
+    _settle_changes(run)
     wanted: Resume = "newest" if step is None else step
     given = texts(overrides, fields)
     if run.kind == "workflow":
@@ -189,6 +192,16 @@ def resume(run: RunHandle, overrides: Sequence[Override], fields: Mapping[str, A
     _assert_own_endpoint(run, overrides, fields)
     assert_changes_apply(ChangedRun(run, recorded_spec(run.record).spec, loaded, given))
     return proceed(run, loaded, resume=wanted, changes=given)
+
+
+def _settle_changes(run: RunHandle) -> None:
+    """Undo changes whose attempt took no step and has no recorded end, since its launcher or supervisor was killed."""
+    record = run.record
+    if (number := record.unsettled) is None:
+        return
+    attempt, jobs = record.attempt(number), (run, *run.steps.values())
+    kept = attempt is not None and steps_have_worked((it.run_store for it in jobs), attempt)
+    run.run_store.update(lambda held: held if held.before != record.before else held.settled(number, kept=kept))
 
 
 def _assert_own_endpoint(run: RunHandle, overrides: Sequence[Override], fields: Mapping[str, Any]) -> None:

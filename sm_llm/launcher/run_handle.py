@@ -85,4 +85,6 @@ class RunHandle(RunReader):
         if rank is not None and not words.startswith(f"rank {rank}"):
             words = f"rank {rank}: {words}"
         only = ("--rank", rank) if rank is not None else ()
+        if dropped := attempts[-1].dropped_sentence if attempts else "":
+            words = f"{words.rstrip('.')}. {dropped[0].upper()}{dropped[1:]}"
         return f"{self.id} is {state.value}: {words}. Logs: sm-llm logs {quoted(self.uri, *only, '--tail', 50)}"

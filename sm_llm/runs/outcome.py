@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.runs.events.events import read_file
+from sm_llm.runs.events.events import event_files, read_file
 from sm_llm.runs.run_record import AttemptStart
 
 if TYPE_CHECKING:
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 STARTING_SECONDS = 240.0
 """So long a launcher may need from a run's record, or its claim of an attempt, to the job: all tries of its calls."""
 NEVER_STARTED = "was never started"
-_KEPT = ("start_chosen", "tracker_opened", "continuation_refused")
+_KEPT = ("start_chosen", "tracker_opened")
+# What an attempt was started for: a step, or what a program, a preparation or an export hands over.
+_WORK = frozenset(
+    {"first_step", "step", "logged", "checkpoint_published", "account", "final_published", "nothing_done"}
+)
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,19 @@ def unstarted(record: RunRecord, now: float) -> str:
     return "is being started" if abs(now - since) < STARTING_SECONDS else NEVER_STARTED
 
 
+def has_worked(paths: RunPaths, attempt: Attempt) -> bool:
+    """Whether an attempt has taken a step, or published or logged something."""
+    logs = (log for number, _, log in event_files(paths.events) if number == attempt.number)
+    return any(event["kind"] in _WORK for log in logs for _, event in read_file(log))
+
+
 def with_end(
-    record: RunRecord, paths: RunPaths, attempt: Attempt, outcome: Outcome, bill: Mapping[str, int | None] | None = None
-) -> RunRecord:
+    record: RunRecord, paths: RunPaths, attempt: Attempt, outcome: Outcome,
+    bill: Mapping[str, int | None] | None = None, *, steps_worked: bool = False,
+) -> RunRecord:  # fmt: skip
     """The record with ``attempt`` ended: how, where its training began, the trackers it opened, the ``bill``.
 
+    Changes that it was resumed with stay only if it has worked with them; ``steps_worked``: of a workflow, a step has.
     As it is where that attempt has its end already, was rolled back, or is another job's by now.
     """
     # Whoever settles may have looked long ago: meanwhile another process has settled, or another launch has begun.
@@ -63,17 +75,19 @@ def with_end(
     update: dict[str, Any] = {
         "ended": time.time(), "state": outcome.state, "reason": outcome.reason, "rank": outcome.rank, **(bill or {})
     }  # fmt: skip
-    trackers, refused = dict(record.trackers), False
+    trackers = dict(record.trackers)
     # Only a worker knows these, and it may not write the record while its launcher does.
     for event in _kept_events(paths, attempt.number):
-        if event["kind"] == "continuation_refused":
-            refused = True
-        elif event["kind"] == "start_chosen":
+        if event["kind"] == "start_chosen":
             update["start"] = AttemptStart(**{name: event[name] for name in AttemptStart.model_fields})
         else:
             trackers[event["tracker"]] = event["id"]
     ended = record.with_attempt(held.model_copy(update=update)).model_copy(update={"trackers": trackers})
-    return ended.settled(attempt.number, refused=refused)
+    if record.before is None:
+        return ended
+    # Changes that nothing was done with must not stay: what made this attempt fail would fail every later one.
+    kept = outcome.state.is_completed or steps_worked or has_worked(paths, attempt)
+    return ended.settled(attempt.number, kept=kept)
 
 
 def _kept_events(paths: RunPaths, number: int) -> Iterator[Mapping[str, Any]]:

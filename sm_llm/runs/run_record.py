@@ -134,6 +134,8 @@ class Attempt(_Block):
     """The request as it was sent: its file, relative to the run's folder."""
     inputs: dict[str, InputManifest] = Field(default_factory=dict)
     """Dotted path -> what was read there."""
+    dropped_changes: tuple[str, ...] = ()
+    """The overrides it was resumed with, where the run did not keep them: it ended before its first step."""
 
     @classmethod
     def claim(cls, number: int, native_id: str = "", request: str | None = None) -> Attempt:
@@ -146,6 +148,14 @@ class Attempt(_Block):
     def is_claim(self) -> bool:
         """Whether nothing runs yet, but nobody else may start it."""
         return not self.native_id
+
+    @property
+    def dropped_sentence(self) -> str:
+        """Which changes the run did not keep, in one line; empty where there are none."""
+        if not self.dropped_changes:
+            return ""
+        changes = ", ".join(self.dropped_changes)
+        return f"attempt {self.number} ended before its first step, so the run has not kept its changes: {changes}"
 
     def native_uri(self, backend: str) -> str:
         """The address of its job: ``BACKEND://ID``; a process id counts on the host that started it alone."""
@@ -202,7 +212,7 @@ class RunRecord(_Block):
     changes: dict[_Number, tuple[str, ...]] = Field(default_factory=dict)
     """Attempt -> the overrides it was resumed with; ``spec`` has them merged in."""
     before: RequestedRun | None = None
-    """While an attempt with changes runs: what it takes the place of, in case its worker refuses the changes."""
+    """While an attempt with changes runs: what it takes the place of, in case it ends before its first step."""
     trackers: dict[str, str] = Field(default_factory=dict)
     """Experiment tracker -> the run's id there, the same in all attempts."""
     in_pipeline: bool = False
@@ -241,7 +251,9 @@ class RunRecord(_Block):
 
     def changed(self, asked: RequestedRun, attempt: int, changes: Sequence[str]) -> RunRecord:
         """This record as ``attempt`` asks for it; what that takes the place of is kept until the attempt has ended."""
-        update = {"changes": {**self.changes, attempt: tuple(changes)}, "before": self.asked()}
+        # One of this number whose launcher was killed has left its own: what it replaced is still what to go back to.
+        before = self.before if self.unsettled == attempt else self.asked()
+        update = {"changes": {**self.changes, attempt: tuple(changes)}, "before": before}
         return self.asking(asked).model_copy(update=update)
 
     def unchanged_since(self, earlier: RunRecord) -> RunRecord:
@@ -250,13 +262,21 @@ class RunRecord(_Block):
         names = (*RequestedRun.model_fields, "changes", "before")
         return self.model_copy(update={name: getattr(earlier, name) for name in names})
 
-    def settled(self, attempt: int, *, refused: bool) -> RunRecord:
-        """This record once ``attempt`` has ended: where its changes were ``refused``, without them."""
-        # An attempt that ran, however it ended, has its changes: the next one continues with them.
-        if not refused or self.before is None or attempt not in self.changes:
+    def settled(self, attempt: int, *, kept: bool) -> RunRecord:
+        """This record once ``attempt`` has ended: with its changes if they are ``kept``, else as it was before them."""
+        if kept or self.before is None or attempt not in self.changes:
             return self.model_copy(update={"before": None})
+        dropped = self.changes[attempt]
         changes = {number: it for number, it in self.changes.items() if number != attempt}
-        return self.asking(self.before).model_copy(update={"changes": changes, "before": None})
+        attempts = tuple(
+            it.model_copy(update={"dropped_changes": dropped}) if it.number == attempt else it for it in self.attempts
+        )
+        return self.asking(self.before).model_copy(update={"changes": changes, "before": None, "attempts": attempts})
+
+    @property
+    def unsettled(self) -> int | None:
+        """The attempt whose changes may still be undone; None where there is none."""
+        return max(self.changes, default=None) if self.before is not None else None
 
     def _of(self, attempts: Sequence[Attempt]) -> RunRecord:
         last = attempts[-1].state if attempts else None

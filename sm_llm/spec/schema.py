@@ -87,6 +87,12 @@ def child(annotation: Any, value: Any, key: str) -> Any:
     return Any
 
 
+def takes_texts(annotation: Any) -> bool:
+    """Whether it is a mapping whose keys are the user's own and whose values may be text, but not null."""
+    items = [get_args(kind)[-1] for kind in members(annotation) if get_origin(kind) is dict]
+    return any(str in members(item) and not is_optional(item) for item in items)
+
+
 def knows(annotation: Any, value: Any, path: Sequence[str]) -> bool:
     """Whether the schema has a place for ``path`` in a value of type ``annotation``; free mappings have all."""
     if not path:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.schema import block_for, child, constant, tag, tag_values
+from sm_llm.spec.schema import block_for, child, constant, tag, tag_values, takes_texts
 
 Path = tuple[str, ...]
 
@@ -60,7 +60,8 @@ class Tree:
         """Set ``other`` at ``path``: a mapping merges into a mapping, everything else replaces what is there.
 
         A mapping that is empty, or that names another class of a tagged union (``format: synthetic`` over
-        ``format: rows``), replaces as well. ``annotation`` is the type of the whole tree.
+        ``format: rows``), replaces as well. null takes an entry out of a free mapping of texts (``environment``).
+        ``annotation`` is the type of the whole tree.
         """
         parent, holder = self._reach(path[:-1], annotation, other.origin(()))
         old = parent.get(path[-1])
@@ -70,6 +71,10 @@ class Tree:
             return
         # Origins of what is replaced, and of all below it, would name the wrong place.
         self._forget(path)
+        # Where there is no such entry the null stays, and is refused: nothing would be removed.
+        if old is not None and other.value is None and takes_texts(holder):
+            del parent[path[-1]]
+            return
         parent[path[-1]] = other.value
         self.origins.update({(*path, *rest): origin for rest, origin in other.origins.items()})
         self.texts.update({(*path, *rest): text for rest, text in other.texts.items()})

@@ -17,7 +17,8 @@ from sm_llm.data.loader import open_source
 from sm_llm.data.rows import RowsFolder, RowsSource
 from sm_llm.data.soundness import check_targets, name_rows, warnings
 from sm_llm.data.source import IGNORED
-from sm_llm.errors import DataError
+from sm_llm.errors import DataError, PlanError
+from sm_llm.launcher.planner import plan
 from sm_llm.spec.training import JsonRowsData
 
 if TYPE_CHECKING:
@@ -172,6 +173,11 @@ def test_F7_a_damaged_gzip_file_is_named(kind: str, folder: Path, run_prepare: R
         run_prepare(folder)
     with pytest.raises(DataError, match=r"a\.jsonl\.gz: not a whole gzip file \(after line [\d,]+: .*Fetch it again"):
         convert(folder, 4, 1000, folder.parent / "scratch")
+    # A plan reads the first lines alone.
+    if kind in ("zlib", "foreign"):
+        with pytest.raises(PlanError, match=r"a\.jsonl\.gz: not a whole gzip file .*\)\. Fetch it again") as raised:
+            plan("tiny-local", {"task.data": {"format": "json_rows", "train": str(folder), "seq_length": 4}})
+        assert "prepare task" not in str(raised.value)
 
 
 def test_F7_a_gzip_file_of_several_members_is_whole(folder: Path, run_prepare: Run) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from rich.console import Console as PlainConsole
 from typer.testing import CliRunner
 
 from sm_llm.cli.app import app
@@ -162,14 +165,31 @@ def test_A3_a_refused_resume_leaves_record_digest_and_job_file(folder: Path, ove
 
 
 @pytest.mark.integration
-def test_A3_what_only_the_worker_can_refuse_leaves_record_digest_and_job_file_as_well(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        # Rows of line files are counted by the worker.
+        (("task.max_steps=null", "task.max_epochs=9"), r"task\.optim\.schedule_steps"),
+        (("environment.NCCL_SOCKET_IFNAME=eth9",), "eth9 leaves no network interface"),
+        (("environment.SM_LLM_BREAK_BEFORE_STEPS=8,7",), "SIGKILL"),
+    ],
+    ids=["length", "network", "killed"],
+)
+def test_A3_an_attempt_that_takes_no_step_leaves_record_digest_and_job_file(
+    folder: Path, changes: tuple[str, ...], reason: str
+) -> None:
     run = run_of(folder)
     before, job = run.record, JobFile.read(run.paths.job_file)
-    again = run.resume("task.max_steps=null", "task.max_epochs=9")  # rows of line files are counted by the worker
-    assert again.record.spec["task"]["max_epochs"] == 9
-    assert ended(again) is RunState.FAILED
+    again = run.resume(*changes)
+    assert again.record.changes == {2: changes}
+    assert ended(again) is not RunState.COMPLETED
     after, now = again.record, JobFile.read(run.paths.job_file)
-    assert "task.optim.schedule_steps" in str(after.attempts[-1].reason)
+    assert re.search(reason, str(after.attempts[-1].reason))
+    assert after.attempts[-1].dropped_changes == changes
+    text = io.StringIO()
+    print_summary(again, PlainConsole(file=text, width=500), None)
+    assert f"so the run has not kept its changes: {', '.join(changes)}\n" in text.getvalue()
+    assert f"step 6, with: sm-llm resume {run.uri}\n" in text.getvalue()
     for name in ("spec", "spec_digest", "origins", "plan", "changes", "before"):
         assert getattr(after, name) == getattr(before, name), name
     assert (now.spec, now.spec_digest, now.channels) == (job.spec, job.spec_digest, job.channels)

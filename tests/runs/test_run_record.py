@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import StorageError
+from sm_llm.runs.events.checkpoints import CheckpointPublished
+from sm_llm.runs.events.events import EventWriter, FirstStep, Logged, Notice, StartChosen
 from sm_llm.runs.git_state import git_state
-from sm_llm.runs.outcome import recorded_end
+from sm_llm.runs.outcome import Outcome, recorded_end, with_end
 from sm_llm.runs.reader import RunReader
+from sm_llm.runs.run_paths import RunPaths
 from sm_llm.runs.run_record import Attempt, RequestedRun, RunRecord, host_facts, package_versions
 from sm_llm.runs.run_states import RunState
 from sm_llm.runs.run_store import run_store_at
@@ -235,9 +238,53 @@ def test_changes_of_an_attempt_are_undone_as_one(tmp_path: Path) -> None:
     assert changed.changes == {1: ("x=1",), 2: ("task.kind=script",)}
     assert changed.before == before.asked()
     assert changed.unchanged_since(before) == before
-    assert changed.settled(2, refused=True) == before
-    kept = changed.settled(2, refused=False)
-    assert (kept.asked(), kept.before) == (asked, None)
+    assert changed.unsettled == 2
+    assert changed.settled(2, kept=False) == before
+    kept = changed.settled(2, kept=True)
+    assert (kept.asked(), kept.before, kept.unsettled) == (asked, None, None)
+    # The launcher of attempt 2 was killed before the attempt was in the record, and another launch makes it.
+    again = changed.changed(asked, 2, ["task.entry=a.py"])
+    assert again.settled(2, kept=False) == before
+
+
+@pytest.mark.parametrize(
+    ("events", "state", "kept"),
+    [
+        ([], RunState.FAILED, False),
+        ([StartChosen("checkpoint", 3)], RunState.STOPPED, False),
+        ([Notice("loads torch"), FirstStep(4)], RunState.FAILED, True),
+        ([CheckpointPublished(4, "s3://b/r", 1, 1.0, 0.0)], RunState.INTERRUPTED, True),
+        ([Logged(4, {"loss": 1.0})], RunState.FAILED, True),
+        ([], RunState.COMPLETED, True),
+    ],
+)
+def test_F2_changes_stay_only_with_an_attempt_that_worked_with_them(
+    tmp_path: Path, events: list[Any], state: RunState, kept: bool
+) -> None:
+    """Whatever ended the attempt, and wherever it ran: every backend records its end by this function."""
+    spec = {"backend": {"name": "sagemaker"}, "task": {"kind": "train"}}
+    first = Attempt(number=1, native_id="7", started=1.0, ended=2.0, state=RunState.STOPPED)
+    before = RunRecord(run_id="r", name="r", created=1.0, spec=spec, spec_digest="a", attempts=(first,))
+    asked = RequestedRun(spec={**spec, "environment": {"NCCL_SOCKET_IFNAME": "eth9"}}, spec_digest="b")
+    second = Attempt(number=2, native_id="8", started=3.0)
+    record = before.changed(asked, 2, ["environment.NCCL_SOCKET_IFNAME=eth9"]).with_attempt(second)
+    paths = RunPaths(tmp_path)
+    for number, found in ((1, [FirstStep(1)]), (2, events)):
+        log = EventWriter(paths.event_file(number, "rank0"), number)
+        for event in found:
+            log.write(event)
+        log.close()
+    ended = with_end(record, paths, second, Outcome(state, "eth9 leaves no network interface"))
+    assert ended.attempts[1].reason == "eth9 leaves no network interface"
+    assert ended.before is None
+    if kept:
+        assert (ended.asked(), ended.changes, ended.attempts[1].dropped_sentence) == (asked, record.changes, "")
+    else:
+        assert (ended.asked(), ended.changes) == (before.asked(), {})
+        assert ended.attempts[1].dropped_sentence == (
+            "attempt 2 ended before its first step, so the run has not kept its changes: "
+            "environment.NCCL_SOCKET_IFNAME=eth9"
+        )
 
 
 class Stored(RunReader):

@@ -367,6 +367,18 @@ def test_the_digest_knows_meaning_not_name_or_place(load_clean: Any) -> None:
     assert JobSpec.model_validate_json(load_clean(JOB).spec.model_dump_json()) == load_clean(JOB).spec
 
 
+def test_null_takes_an_entry_out_of_a_mapping_of_texts_and_is_refused_where_there_is_none(load_clean: Any) -> None:
+    job = {**JOB, "environment": {"A": "1", "B": "2"}, "secrets": {"T": "env:T"}}
+    left = load_clean(job, "environment.A=null", {"secrets": {"T": None}})
+    assert (left.spec.environment, left.spec.secrets) == ({"B": "2"}, {})
+    assert not [it for it in left.origins if it.startswith(("environment.A", "secrets.T"))]
+    with pytest.raises(SpecError, match=r"environment\.C .*expected text"):
+        load_clean(job, "environment.C=null")
+    # null is a value there.
+    script = {"name": "s", "task": {"kind": "script", "entry": "a.py", "args": {"x": 1}}}
+    assert load_clean(script, "task.args.x=null").spec.task.args == {"x": None}
+
+
 def test_E17_another_format_keeps_what_other_changes_state_and_what_nobody_knows(load_clean: Any) -> None:
     rows = ("task.data.rows=5", "task.data.format=rows", "task.data.train=/r")
     with pytest.raises(SpecError, match=r"task\.data\.rows"):

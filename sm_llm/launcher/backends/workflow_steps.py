@@ -103,9 +103,9 @@ def next_submission(run_store: RunStore, above: RunRecord, plan: Plan, folder: P
         run_store.create(record)
         remember_launch(run_store, record)
     elif run_store.record().spec_digest != plan.digest:
-        # The workflow was resumed with changes: the step's record follows.
+        # The workflow was resumed with changes: the step's record follows, and goes back with it.
         asked = RequestedRun(spec=plan.job.model_dump(mode="json"), spec_digest=plan.digest, plan=summary)
-        run_store.update(lambda held: held.asking(asked))
+        run_store.update(lambda held: held.changed(asked, held.next_attempt, ()))
     return build_submission(plan, run_store, run_store.record(), folder=folder)
 
 
@@ -128,7 +128,8 @@ def settled(
     if outcome.state is RunState.COMPLETED and not run_store.is_remote:
         step = list(record.spec["steps"])[-1]
         link_result(run_store, result_location(run_store.below(STEPS, step), step_run_id(record.run_id, step)))
-    return NativeState.of(record_outcome(run_store, last, outcome))
+    steps = (run_store.below(STEPS, name) for name in record.spec["steps"])
+    return NativeState.of(record_outcome(run_store, last, outcome, steps=steps))
 
 
 def _outcome(record: RunRecord, found: Mapping[str, NativeState], never_begun: str) -> Outcome:

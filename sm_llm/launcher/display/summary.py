@@ -41,6 +41,8 @@ def print_summary(run: RunHandle, console: Console, plot: str | None) -> None:
         _print_loading(run, console)
         _print_rows(run, console)
     else:
+        if status.dropped_changes:
+            console.print(f"\n{status.dropped_changes}", soft_wrap=True)
         console.print(f"\n{_next(run, status)}", soft_wrap=True)
 
 
@@ -61,6 +63,9 @@ def _next(run: RunHandle, status: Status) -> str:
     if status.state is RunState.COMPLETED_UNPUBLISHED:
         return f"Publish its result with: sm-llm finish {quoted(run.uri)}"
     checkpoints = [it.step for it in run.checkpoints() if it.valid]
+    if status.dropped_changes and checkpoints:
+        at = f"its newest checkpoint, step {checkpoints[-1]}"
+        return f"Without them the run continues from {at}, with: sm-llm resume {quoted(run.uri)}"
     # A second command beside the one of the reason would be the one that fails again.
     if _COMMAND.search(status.reason or ""):
         newest = f"its newest checkpoint is of step {checkpoints[-1]}" if checkpoints else "it has no checkpoint yet"

@@ -177,6 +177,8 @@ def status_table(status: Status) -> Table:
     words = f"{status.state.value}{stopping}"
     _add(table, "state", Text.assemble((words, style), reason))
     _add(table, "attempt", f"{status.attempt} ({status.native_uri})" if status.native_uri else "none yet")
+    if status.dropped_changes:
+        _add(table, "changes", status.dropped_changes)
     for name, value in _progress_rows(status):
         _add(table, name, value)
     for step in status.steps:
@@ -307,7 +309,7 @@ def attempts_table(run: RunHandle, width: int | None = None) -> Table:
     for it in record.attempts:
         start = "" if it.start is None else str(it.start.step)
         changes = ", ".join(record.changes.get(it.number, ()))
-        words = "; ".join(filter(None, [it.reason, f"resumed with {changes}" if changes else None]))
+        words = "; ".join(filter(None, [it.reason, f"resumed with {changes}" if changes else "", it.dropped_sentence]))
         process = f"{it.host}/{it.native_id}" if it.host else it.native_id
         # An earlier attempt without a state is one whose end nobody recorded, because its supervisor was killed.
         state = it.state or (now if it.number == record.attempts[-1].number else RunState.INTERRUPTED)

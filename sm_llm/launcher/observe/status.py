@@ -40,6 +40,8 @@ class Status:
     """In US dollars; None where it is not priced."""
     billable_seconds: int | None = None
     """Seconds that the platform bills for all attempts that have ended, of all nodes together; None without a bill."""
+    dropped_changes: str = ""
+    """Which changes of the newest attempt the run has not kept, since it ended before its first step."""
     used_seconds: int | None = None
     """Seconds that those nodes ran; where spot made it cheaper, more than what is billed."""
     steps: tuple[Status, ...] = ()
@@ -80,6 +82,7 @@ def status_of(run: RunHandle) -> Status:
         result=None if result is None else str(result),
         trackers={event["tracker"]: event["uri"] or event["id"] for event in opened},
         cost=record.cost,
+        dropped_changes=last.dropped_sentence if last else "",
         billable_seconds=_sum(it.billable_seconds for it in record.attempts),
         # Only of attempts that have a bill, because the two sums are compared.
         used_seconds=_sum(it.used_seconds for it in record.attempts if it.billable_seconds is not None),

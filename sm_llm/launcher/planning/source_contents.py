@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.data.compressed import DamagedGzip
 from sm_llm.data.content import matching_files
 from sm_llm.data.describe import DATASET_INFO, STATE, assert_rows, describe_rows, read_json
 from sm_llm.data.peek import LINE_SUFFIXES, assert_line_rows
@@ -171,6 +172,8 @@ def _issues(path: str, value: str, location: Path, wanted: SourceKind) -> Iterat
     elif wanted.read is not None:
         try:
             wanted.read(location)
+        except DamagedGzip as error:
+            yield Issue("source-unreadable", path, error.problem, value, error.remedy)
         except (DataError, OSError) as error:
             yield Issue("source-unreadable", path, str(error), value, give)
     elif location.is_dir() and (problem := lacking(wanted, list(_listing(location)))):

@@ -149,11 +149,11 @@ class GraphsCompiled:
 
 
 @dataclass(frozen=True)
-class ContinuationRefused:
-    """The job was refused before its first step: its checkpoint is of another model, its data are unusable, ..."""
+class FirstStep:
+    """The first step that a start has completed: changes that its attempt was resumed with stay from here on."""
 
-    reason: str
-    kind: str = "continuation_refused"
+    step: int
+    kind: str = "first_step"
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ class NoEvent(ValueError):
 Event = (
     AttemptStarted
     | StartChosen
-    | ContinuationRefused
+    | FirstStep
     | CheckpointRestored
     | Recovered
     | StateVerified

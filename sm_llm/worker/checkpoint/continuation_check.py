@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.identity import (
@@ -18,32 +17,15 @@ from sm_llm.contract.identity import (
     refusals,
 )
 from sm_llm.data.content import data_digest, tokenizer_digest
-from sm_llm.errors import CheckpointError, DataError, PlanError, SpecError
-from sm_llm.runs.events.events import ContinuationRefused
+from sm_llm.errors import CheckpointError, DataError
 from sm_llm.spec.training import CheckpointStart
 from sm_llm.spec.validation.runner import without_duplicates
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from sm_llm.worker.checkpoint.start_resolver import Start
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.runtime.collectives import ControlGroup
     from sm_llm.worker.training.job_setup import Setup
-
-
-@contextmanager
-def refusals_noted(context: WorkerContext) -> Iterator[None]:
-    """Log what this job is refused for before its first step: the record then gets back what its changes replaced.
-
-    Whatever refuses it, the comparison, the data or the load itself: changes that were never trained with must not
-    stay, or every later resume would be refused as well.
-    """
-    try:
-        yield
-    except (CheckpointError, DataError, PlanError, SpecError) as error:
-        context.emit(ContinuationRefused(str(error)))
-        raise
 
 
 def own_identity(context: WorkerContext, setup: Setup, control: ControlGroup) -> Identity:

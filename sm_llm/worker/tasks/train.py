@@ -10,11 +10,11 @@ from sm_llm.data.loader import Batches
 from sm_llm.data.soundness import name_rows, rows_of_step
 from sm_llm.data.source import Source
 from sm_llm.errors import CheckpointError, DataError, RunFailed
-from sm_llm.runs.events.events import AttemptStarted, Step
+from sm_llm.runs.events.events import AttemptStarted, FirstStep, Step
 from sm_llm.spec.tasks import TrainTask, settings
 from sm_llm.terminal import counted, quoted
 from sm_llm.worker.checkpoint.checkpoint import Checkpointer
-from sm_llm.worker.checkpoint.continuation_check import check_continuation, own_identity, refusals_noted
+from sm_llm.worker.checkpoint.continuation_check import check_continuation, own_identity
 from sm_llm.worker.checkpoint.recovery import Recovery
 from sm_llm.worker.checkpoint.start_resolver import Start, StartResolver, first_weights, load_checkpoint
 from sm_llm.worker.checkpoint.state_hash import state_hash
@@ -57,9 +57,8 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     phases = context.start_phases
     phases.enter("choosing the settings")
     device = find_device(job.task.parallelism.strategy, context.process)
-    with refusals_noted(context):
-        task = settled(job.task, device)
-        config = config_of(task)
+    task = settled(job.task, device)
+    config = config_of(task)
     task = with_choices(context, task, config, device)
     phases.enter("looking for compiled graphs")
     # Before anything is computed: that is when the first graphs are compiled. As it is written, as precompile sees it.
@@ -73,8 +72,7 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     phases.enter("connecting the processes")
     strategy.setup()
     phases.enter("reading the data")
-    with refusals_noted(context):
-        setup = set_up(task, strategy.layout, context.process.local_world_size, context.scratch)
+    setup = set_up(task, strategy.layout, context.process.local_world_size, context.scratch)
     kind = GraphExtraction if extracts_graphs() else Trainer
     kind(context, setup, strategy, cache).run()
     strategy.close()  # only now: a process that fails must not wait for the others to leave with it
@@ -128,8 +126,7 @@ class Trainer:
         if is_delivered(self.context, self.control):
             self.forget_copies()
             return
-        with refusals_noted(self.context):
-            done = self.begin().step
+        done = self.begin().step
         with self.context.requests.deferred(), ExitStack() as stack:
             stack.callback(lambda: self.batches.close())  # whichever are open by then
             stack.push(lambda kind, *_: self.profiler.close(wait=kind is None))
@@ -191,7 +188,7 @@ class Trainer:
         self.stopper.open()
         with self.profiler.of(step):
             self.take_step(step, self.next_batches())
-        if not self.has_begun:
+        if is_first := not self.has_begun:
             self.report_start(step)
         self.context.marker.done(step)
         derived, is_last = self.setup.derived, step == self.setup.total_steps
@@ -202,7 +199,9 @@ class Trainer:
         saves = self.is_due(step, derived.checkpoint_every)
         # Whatever writes numbers or parameters down must know that all steps before were finite; only then does the
         # host wait.
-        self.heed_flags(settle=halts or reports or validates or saves)
+        self.heed_flags(settle=is_first or halts or reports or validates or saves)
+        if is_first:
+            self.context.emit(FirstStep(step))
         if halts:
             self.halt(step)
         if reports:

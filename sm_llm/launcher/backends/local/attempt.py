@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import STORE_SECRET_ENVIRONMENT, JobFile
-from sm_llm.launcher.attempt_outcome import judge, record_outcome
+from sm_llm.launcher.attempt_outcome import judge, record_outcome, steps_have_worked
 from sm_llm.launcher.backends.local import processes
 from sm_llm.launcher.backends.local.container import LOOPBACK_ENVIRONMENT, PORT, clear_scratch, lay_out
 from sm_llm.launcher.backends.local.contract import EMULATED, emulated
@@ -25,7 +25,7 @@ from sm_llm.runs.outcome import Outcome, with_end
 from sm_llm.runs.replication.periodic_task import CLOSE_SECONDS
 from sm_llm.runs.results import link_result, result_location
 from sm_llm.runs.run_lock import hold
-from sm_llm.runs.run_paths import ContainerPaths, RunPaths
+from sm_llm.runs.run_paths import STEPS, ContainerPaths, RunPaths
 from sm_llm.runs.run_record import Attempt, RunRecord
 from sm_llm.runs.run_states import RunState
 from sm_llm.spec.job import JobSpec
@@ -130,10 +130,12 @@ class Recording:
         return True
 
     def _record(self, outcome: Outcome) -> None:
-        paths = self._run_store.paths
-        ended = with_end(self._run_store.record(), paths, self._opened, outcome)
-        _restore_job_file(paths, ended, self._folder)  # before anybody reads of the end
-        record_outcome(self._run_store, self._opened, outcome)
+        run_store, record = self._run_store, self._run_store.record()
+        steps = [run_store.below(STEPS, name) for name in record.spec.get("steps", ())]
+        worked = record.before is not None and steps_have_worked(steps, self._opened)
+        ended = with_end(record, run_store.paths, self._opened, outcome, steps_worked=worked)
+        _restore_job_file(run_store, ended, self._folder)  # before anybody reads of the end
+        record_outcome(run_store, self._opened, outcome, steps=steps)
 
     def close(self) -> None:
         """Store what is left, while the run still counts as running."""
@@ -142,16 +144,18 @@ class Recording:
             periodic.close(ends - time.monotonic())
 
 
-def _restore_job_file(paths: RunPaths, record: RunRecord, folder: Path | None) -> None:
-    """Take changes out of job.json that its worker has refused."""
-    if "steps" in record.spec or not paths.job_file.is_file():
+def _restore_job_file(run_store: RunStore, record: RunRecord, folder: Path | None) -> None:
+    """Take changes out of job.json that the run has not kept."""
+    path = run_store.paths.job_file
+    if "steps" in record.spec or not path.is_file():
         return
-    job = JobFile.read(paths.job_file)
+    job = JobFile.read(path)
     spec = record.load_spec() if job.spec_digest != record.spec_digest else None
     if isinstance(spec, JobSpec):
         kept, channels = absolute_inputs(spec, folder)
         update = {"spec": kept, "spec_digest": record.spec_digest, "channels": channels}
-        job.model_copy(update=update).write(paths.job_file)
+        job.model_copy(update=update).write(path)
+        run_store.keep(path)
 
 
 @contextmanager

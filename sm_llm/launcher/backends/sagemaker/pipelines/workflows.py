@@ -101,7 +101,8 @@ def state_of(run_store: RunStore, record: RunRecord, connect: Connect) -> Native
     if (state := _ENDS.get(reported)) is None:
         going = ", ".join(it.name for it in steps if it.state in ("Starting", "Executing"))
         return NativeState(RunState.RUNNING, "stopping" if reported == "Stopping" else f"step {going}" if going else "")
-    return NativeState.of(record_outcome(run_store, last, Outcome(state, _reason(reported, steps))))
+    runs = (step_run_store(run_store, name) for name in record.spec["steps"])
+    return NativeState.of(record_outcome(run_store, last, Outcome(state, _reason(reported, steps)), steps=runs))
 
 
 def _reason(reported: str, steps: list[pipelines.StepState]) -> str | None:
