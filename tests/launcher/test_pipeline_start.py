@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sm_llm.launcher.backends.sagemaker.sdk import sdk_pipelines
 from sm_llm.launcher.backends.sagemaker.sdk.estimators import estimator
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_effects import EFFECTS
 from tests.fixtures.sagemaker_calls import BUCKET, ROLE, TRAIN, calls, job
@@ -228,6 +229,109 @@ def test_S5_any_part_of_a_step_that_holds_the_address_of_another_waits_for_it(ca
     refused(lambda: flow(branch(inner, TrainingStep("beside", step_args=step_args))), "steps.beside", "['inner']")
     refused(lambda: flow(branch(inner), TrainingStep("after", step_args=step_args)), "steps.after", "['inner']")
     assert flow(branch(inner), TrainingStep("after", step_args=step_args, depends_on=["if"]))
+
+
+def test_S5_an_address_among_the_arguments_of_a_program_is_waited_for(calls: list[Any]) -> None:
+    from sagemaker.workflow.pipeline import Pipeline
+    from sagemaker.workflow.steps import TrainingStep
+
+    own = session()
+    first = estimator(job("first"), sagemaker_session=own)
+    one = training(first, "one")
+    for args, path in (({"model": first.result_uri}, "model"), (["-m", f"--m={first.result_uri}/x"], "1")):
+        script = {"kind": "script", "entry": "-m json", "args": args}
+        step_args = estimator(job("second", script), sagemaker_session=own).fit()
+
+        def flow(step_args: Any = step_args, **order: Any) -> str:
+            steps = [one, TrainingStep("two", step_args=step_args, **order)]
+            text: str = Pipeline("p", steps=steps, sagemaker_session=own).definition()
+            return text
+
+        refused(flow, f"steps.two.task.args.{path}: reads what one publishes", "depends_on=['one']")
+        assert flow(depends_on=["one"])
+
+
+@pytest.mark.parametrize("reader", ["ours", "plain", "processing", "model", "package"])
+def test_S5_only_steps_of_ours_follow_the_pointer_of_a_result_and_others_are_named(
+    reader: str, calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sagemaker.model import Model
+    from sagemaker.processing import ProcessingInput, Processor
+    from sagemaker.pytorch import PyTorch
+    from sagemaker.workflow.functions import Join
+    from sagemaker.workflow.model_step import ModelStep
+    from sagemaker.workflow.pipeline import Pipeline
+    from sagemaker.workflow.steps import ProcessingStep, TrainingStep
+
+    own, image = session(), "111122223333.dkr.ecr.us-east-1.amazonaws.com/x:1"
+    first = estimator(job("first"), sagemaker_session=own)
+    one = training(first, "one")
+    files = one.properties.ModelArtifacts.S3ModelArtifacts
+
+    def step(location: Any) -> Any:
+        if reader == "ours":
+            script = job("second", {"kind": "script", "entry": "-m json"})
+            step_args = estimator(script, sagemaker_session=own).fit({"m": location})
+        elif reader == "plain":
+            step_args = PyTorch(
+                entry_point="x.py", image_uri=image, role=ROLE, instance_count=1, instance_type="ml.m5.large",
+                source_dir=f"s3://{BUCKET}/code/x.tar.gz", sagemaker_session=own,
+            ).fit({"m": location})  # fmt: skip
+        elif reader == "processing":
+            read = ProcessingInput(source=location, destination="/opt/ml/processing/in", input_name="m")
+            run = Processor(ROLE, image, 1, "ml.m5.large", sagemaker_session=own).run(inputs=[read])
+            return ProcessingStep("two", step_args=run, depends_on=["one"])
+        else:
+            model = Model(image_uri=image, model_data=location, role=ROLE, sagemaker_session=own)
+            if reader == "model":
+                return ModelStep("two", step_args=model.create(instance_type="ml.m5.large"), depends_on=["one"])
+            package = model.register(["a"], ["a"], model_package_group_name="g")
+            return ModelStep("two", step_args=package, depends_on=["one"])
+        return TrainingStep("two", step_args=step_args, depends_on=["one"])
+
+    def flow(location: Any) -> str:
+        text: str = Pipeline("p", steps=[one, step(location)], sagemaker_session=own).definition()
+        return text
+
+    of_the_result = [files, Join(on="/", values=[files, "train"]), first.result_uri, f"{first.result_uri}/train"]
+    for location in of_the_result:
+        capsys.readouterr()
+        if reader in ("model", "package"):
+            refused(lambda it=location: flow(it), "is no model: one publishes files", "a step of the kind register")
+        else:
+            sdk_pipelines._warn_once.cache_clear()
+            assert flow(location)
+            warning = "steps.two.m: brings only published.json, which names the files that one publishes"
+            assert (warning in capsys.readouterr().err) is (reader != "ours")
+    elsewhere = [
+        first.run_uri, f"{first.run_uri}/train", f"{first.run_uri}/final", one.properties.OutputDataConfig.S3OutputPath,
+        one.properties.CheckpointConfig.S3Uri,
+    ]  # fmt: skip
+    for location in elsewhere:
+        refused(lambda it=location: flow(it), "is not where one publishes its result", "S3ModelArtifacts")
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_S5_a_condition_on_a_metric_that_its_step_never_reports_is_refused(validates: bool, calls: list[Any]) -> None:
+    from sagemaker.workflow.condition_step import ConditionStep
+    from sagemaker.workflow.conditions import ConditionLessThan
+    from sagemaker.workflow.pipeline import Pipeline
+
+    own, data = session(), {**TRAIN["data"], **({"validation_rows": 8} if validates else {})}
+    one = training(estimator(job("first", {**TRAIN, "data": data}), sagemaker_session=own), "one")
+
+    def flow(metric: str) -> str:
+        found = one.properties.FinalMetricDataList[metric].Value
+        less = ConditionStep("if", conditions=[ConditionLessThan(found, 3.0)], if_steps=[], else_steps=[])
+        text: str = Pipeline("p", steps=[one, less], sagemaker_session=own).definition()
+        return text
+
+    assert flow("train:loss")
+    refused(lambda: flow("train:los"), "steps.if: one has no metric definition of this name", "train:loss")
+    if validates:
+        assert flow("validation:loss")
+    else:
+        refused(lambda: flow("validation:loss"), "one has no validation rows", "task.data.validation")
 
 
 def test_an_archive_of_a_trial_which_no_run_publishes_is_refused(calls: list[Any]) -> None:

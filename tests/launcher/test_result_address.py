@@ -14,7 +14,10 @@ from sm_llm.launcher.planning.input_locations import assert_inputs_exist
 from sm_llm.launcher.planning.local_paths import local_folder
 from sm_llm.runs.results import link_result, result_location
 from sm_llm.runs.run_store import run_store_at
+from sm_llm.spec.backends.local import LocalOptions
+from sm_llm.storage.publication.find import find_final
 from sm_llm.storage.publication.publish import new_save, publish, seal
+from sm_llm.storage.publication.result import leave_pointers
 from sm_llm.storage.uri import open_store
 from tests.fixtures.sagemaker_calls import BUCKET, calls, job
 
@@ -49,7 +52,9 @@ def test_C12_without_links_the_address_still_names_the_folder(tmp_path: Path) ->
     assert sorted(it.name for it in run.iterdir() if it.name.startswith(".result")) == []
 
 
-def test_C12_a_result_in_s3_is_looked_for_before_a_launch(tmp_path: Path, bucket: str, s3_server: Any) -> None:
+def test_C12_a_result_in_s3_is_looked_for_before_a_launch(
+    tmp_path: Path, bucket: str, s3_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = {"endpoint_url": s3_server.endpoint}
     published(f"s3://{bucket}/done", tmp_path, **options)
     open_store(f"s3://{bucket}/begun", options).put_if_absent("run.json", b"{}")
@@ -66,6 +71,25 @@ def test_C12_a_result_in_s3_is_looked_for_before_a_launch(tmp_path: Path, bucket
     assert poll("done/result/train") == ""
     assert "is not there" in poll("done/result/other")
     assert "has not published it" in poll("begun/result/train")
+
+    # A channel is what S3 holds there, and that is the pointers.
+    monkeypatch.setattr(LocalOptions, "mounts_inputs", True)
+    script = {"kind": "script", "entry": "-m json"}
+
+    def mount(location: str) -> list[str]:
+        inputs = {"x": f"s3://{bucket}/{location}"}
+        try:
+            assert_inputs_exist(plan({"name": "x", "task": script, "storage_options": options, "inputs": inputs}))
+        except PlanError as error:
+            return [f"{it.code} {it.path}: {it.remedy}" for it in error.issues]
+        return []
+
+    whole = f"result-part-not-mountable inputs.x: Give the whole result: inputs.x=s3://{bucket}/done/result"
+    assert mount("done/result/train") == [whole]
+    store = open_store(f"s3://{bucket}/done", options)
+    leave_pointers(store, find_final(store))  # type: ignore[arg-type]
+    assert (mount("done/result/train"), mount("done/result")) == ([], [])
+    assert mount("done/result/train/x.txt") == [whole]
 
 
 @pytest.mark.integration

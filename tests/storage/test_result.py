@@ -9,7 +9,14 @@ import pytest
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.publication.publish import find_final, new_save, publish, seal
-from sm_llm.storage.publication.result import POINTER, NotPublished, leave_pointer, pointed, result_address
+from sm_llm.storage.publication.result import (
+    POINTER,
+    NotPublished,
+    leave_pointers,
+    pointed,
+    remove_pointers,
+    result_address,
+)
 from sm_llm.storage.syncing.sync import sync
 from sm_llm.storage.uri import open_store
 
@@ -51,7 +58,7 @@ def test_C12_the_stable_address_is_an_error_until_the_commit_and_then_the_result
         sync(f"{uri}/result", tmp_path / "early", options=options)
     assert not (tmp_path / "early").exists()
     put(store, tmp_path)
-    leave_pointer(store, find_final(store))  # type: ignore[arg-type]
+    leave_pointers(store, find_final(store))  # type: ignore[arg-type]
     for address, inside in ((f"{uri}/result", "train/x.bin"), (f"{uri}/result/train/", "x.bin")):
         target = tmp_path / inside.replace("/", "-")
         sync(address, target, options=options)
@@ -77,14 +84,19 @@ def test_C12_in_s3_the_prefix_exists_after_the_commit_and_points_to_the_result(
     assert not list(store.list("result/"))
     put(store, tmp_path)
     for _ in range(2):  # a later attempt makes sure of it
-        leave_pointer(store, find_final(store))  # type: ignore[arg-type]
-    assert [it.key for it in store.list("result/")] == [f"result/{POINTER}"]
-    channel = tmp_path / "channel"
-    channel.mkdir()
-    (channel / POINTER).write_bytes(store.get(f"result/{POINTER}"))
-    assert pointed(channel) == f"{location[0]}/result"
-    (channel / "more").write_text("")
-    assert pointed(channel) is None
+        leave_pointers(store, find_final(store))  # type: ignore[arg-type]
+    assert [it.key for it in store.list("result/")] == [f"result/{POINTER}", f"result/train/{POINTER}"]
+    # What a channel of the whole result, and of a folder in it, brings.
+    for address in ("result", "result/train"):
+        channel = tmp_path / f"channel-{address.replace('/', '-')}"
+        for it in store.list(f"{address}/"):
+            (channel / it.key.removeprefix(f"{address}/")).parent.mkdir(parents=True, exist_ok=True)
+            (channel / it.key.removeprefix(f"{address}/")).write_bytes(store.get(it.key))
+        assert pointed(channel) == f"{location[0]}/{address}"
+        (channel / "more").write_text("")
+        assert pointed(channel) is None
+    remove_pointers(store)
+    assert not list(store.list("result/"))
 
 
 def test_C12_any_other_json_of_that_name_is_data(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from sm_llm.spec.inputs import S3Input, input_location
 from sm_llm.spec.references import sources
 from sm_llm.spec.validation.runner import refuse, run
 from sm_llm.storage.publication.find import commit_keys
-from sm_llm.storage.publication.result import NotPublished, result_address
+from sm_llm.storage.publication.result import POINTER, RESULT, NotPublished, result_address
 from sm_llm.storage.s3.s3_client import code_of, connect
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.uri import is_s3, join, open_store, parse, run_and_step
@@ -258,12 +258,23 @@ def _manifest_issue(it: Address) -> Issue | None:
 def _input_issue(it: Address) -> Issue | None:
     try:
         if _exists(it.address, it.options):
-            return _content_issue(it, wanted_at(it.plan.job).get(it.path))
+            return _unmounted(it) or _content_issue(it, wanted_at(it.plan.job).get(it.path))
     except NotPublished:
         problem = "is the result of a run that has not published it"
         return Issue("result-not-published", it.path, problem, it.address, "Wait for the run to complete")
     problem = "is not there: no object has this name, and none lies below it"
     return Issue("input-not-found", it.path, problem, it.address, "Check the address")
+
+
+def _unmounted(it: Address) -> Issue | None:
+    """A channel of a part of a result that has no pointer: it resolves, but where it is mounted S3 has no object."""
+    if not (it.path.startswith("inputs.") and it.plan.job.backend.mounts_inputs):
+        return None
+    if result_address(it.address, it.options) == it.address or open_store(it.address, it.options, CONFIG).holds():
+        return None
+    problem = f"has no object that SageMaker could mount: only folders of a result, down to a depth, have a {POINTER}"
+    whole = f"{it.address.rpartition(f'/{RESULT}/')[0]}/{RESULT}"
+    return Issue("result-part-not-mountable", it.path, problem, it.address, f"Give the whole result: {it.path}={whole}")
 
 
 def _content_issue(it: Address, wanted: SourceKind | None) -> Issue | None:

@@ -2,19 +2,21 @@
 
 The files lie below the committed save, in a folder that only the commit names. ``RUN/result/train`` is resolved through
 the newest final commit, so it is never half-written: before the commit it is an error, after it the whole result. In S3
-``RUN/result/published.json`` is stored after the commit. It makes the prefix exist for whoever mounts it as a channel,
-and names the files.
+``RUN/result/published.json``, and one in each folder below, is stored after the commit. It makes the prefix exist for
+whoever mounts it as a channel, and names the files.
 """
 
 from __future__ import annotations
 
 import json
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.publication.find import find_final
 from sm_llm.storage.publication.keys import FINAL
 from sm_llm.storage.s3.s3_client import code_of
+from sm_llm.storage.stored_names import usable
 from sm_llm.storage.uri import flattened, is_s3, join, open_store, parse
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ RESULT = "result"
 POINTER = "published.json"
 """A few bytes that name a result: in the model folder of a container, and in S3 under the stable address."""
 _RECORD = "run.json"
+# Folders of a result that have a pointer of their own, those near its root first: each is a request.
+_MOST_POINTERS = 64
 _DENIED = ("AccessDenied", "403", "Forbidden")
 
 
@@ -71,28 +75,43 @@ def _is_run(store: Store, address: str) -> bool:
         raise
 
 
-def pointer_text(store: Store, commit: CommitManifest) -> str:
-    """The text of a pointer to a run's result: the stable address, and where the files of ``commit`` lie."""
-    uri = join(store.uri, commit.save.data_prefix.rstrip("/"))
-    pointer = {"result": join(store.uri, RESULT), "uri": uri, "run_id": commit.run_id}
+def pointers(store: Store, commit: CommitManifest) -> dict[str, str]:
+    """Pointers to a run's result, and to each folder in it: their paths below the stable address, and their texts."""
+    above = {PurePosixPath(entry.path).parent for entry in commit.files}
+    folders = {"" if it == PurePosixPath() else it.as_posix() for path in above for it in (path, *path.parents)}
+    nearest = sorted(folders, key=lambda it: (it.count("/") + bool(it), it))[:_MOST_POINTERS]
+    return {f"{folder}/{POINTER}".lstrip("/"): _pointer(store, commit, folder) for folder in nearest}
+
+
+def _pointer(store: Store, commit: CommitManifest, folder: str) -> str:
+    """The stable address of a folder of the result, and where the files of ``commit`` lie that it stands for."""
+    uri = join(store.uri, commit.save.data_prefix.rstrip("/"), folder)
+    pointer = {"result": join(store.uri, RESULT, folder), "uri": uri, "run_id": commit.run_id}
     return json.dumps({**pointer, "bytes": commit.size, "digest": commit.digest}, indent=2) + "\n"
 
 
-def leave_pointer(store: Store, commit: CommitManifest) -> None:
-    """Make the stable address of a published result exist in S3; a folder has the commit and needs none.
+def leave_pointers(store: Store, commit: CommitManifest) -> None:
+    """Make the stable addresses of a published result exist in S3; a folder has the commit and needs none.
 
-    The text follows from the commit alone, so it does not matter how often, or by whom, it is stored.
+    The texts follow from the commit alone, so it does not matter how often, or by whom, they are stored.
     """
+    for path, text in pointers(store, commit).items() if is_s3(store.uri) else ():
+        store.put_if_absent(f"{RESULT}/{path}", text.encode())
+
+
+def remove_pointers(store: Store) -> None:
+    """Take them away: the result that they name does not stand for the run any more."""
     if is_s3(store.uri):
-        store.put_if_absent(f"{RESULT}/{POINTER}", pointer_text(store, commit).encode())
+        found = [it.key for it in store.list(f"{RESULT}/") if it.key.endswith(f"/{POINTER}")]
+        store.delete(usable(found, store.uri))
 
 
 def pointed(folder: Path) -> str | None:
-    """The address that a mounted folder points at, if all that it holds is a pointer.
+    """The address that a mounted folder points at, if all that it holds are pointers.
 
     So it is where the channel is the stable address of a run, or the model artifacts of its training job.
     """
-    if not folder.is_dir() or [it.name for it in folder.iterdir()] != [POINTER]:
+    if not holds_pointers(folder) or not (folder / POINTER).is_file():
         return None
     try:
         found = json.loads((folder / POINTER).read_text(encoding="utf-8"))
@@ -100,4 +119,10 @@ def pointed(folder: Path) -> str | None:
     # Whoever fills a channel may have a file of this name: whatever is not a pointer of ours is data.
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    return address if address.endswith(f"/{RESULT}") else None
+    return address if f"/{RESULT}/" in f"{address}/" else None
+
+
+def holds_pointers(folder: Path) -> bool:
+    """Whether a folder holds pointers and nothing else, at any depth."""
+    names = {it.name for it in folder.rglob("*") if not it.is_dir()} if folder.is_dir() else set()
+    return names == {POINTER}

@@ -9,7 +9,7 @@ from sm_llm.runs.events.checkpoints import NothingDone
 from sm_llm.runs.events.events import AttemptStarted
 from sm_llm.storage.hub.hub_ledger import LEDGERS
 from sm_llm.storage.publication.publish import find_final
-from sm_llm.storage.publication.result import POINTER, RESULT, leave_pointer
+from sm_llm.storage.publication.result import leave_pointers, remove_pointers
 from sm_llm.storage.publication.retire import retire_all
 from sm_llm.storage.stored_names import usable
 from sm_llm.storage.uri import join
@@ -42,7 +42,8 @@ def begin_anew(context: WorkerContext, reason: str) -> None:
     found = retire_all(context.store, label=other)
     # The pins would give this job the versions of sources that the other one has read.
     ledgers = usable((it.key for it in context.store.list(LEDGERS)), context.store.uri)
-    context.store.delete([f"{RESULT}/{POINTER}", *ledgers])
+    remove_pointers(context.store)
+    context.store.delete(ledgers)
     reported = (
         f"This run starts from step 0; the commits of what {other} published ({found}) are in ckpt/retired/{other}"
     )
@@ -71,7 +72,7 @@ def is_published(context: WorkerContext) -> bool:
     # Else a changed job would end at once and report the result of other settings as its own.
     if digest not in (None, own):
         # The result is whole all the same, and its address has to exist.
-        leave_pointer(context.store, final)
+        leave_pointers(context.store, final)
         raise RunFailed(
             f"{uri} is the result of another specification ({str(digest)[:12]}, this job has {own[:12]}). "
             f"Begin another run: sm-llm rerun {quoted(context.store.uri)}, or in fit the option --new"

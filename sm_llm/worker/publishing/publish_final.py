@@ -13,7 +13,7 @@ from sm_llm.runs.events.checkpoints import FinalPublished
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.publication.publish import upload_part
-from sm_llm.storage.publication.result import POINTER, leave_pointer, pointer_text
+from sm_llm.storage.publication.result import leave_pointers, pointers
 from sm_llm.storage.uri import is_s3, join
 
 if TYPE_CHECKING:
@@ -84,8 +84,9 @@ def announce(context: WorkerContext, store: Store, commit: CommitManifest) -> st
     It may be done again: an attempt that finds the result of one that was killed reports it in its own container.
     """
     uri = join(store.uri, commit.save.data_prefix.rstrip("/"))
-    write_atomically(context.container.model / POINTER, pointer_text(store, commit))
-    leave_pointer(store, commit)
+    for path, text in pointers(store, commit).items():
+        write_atomically(context.container.model / path, text)
+    leave_pointers(store, commit)
     context.emit(FinalPublished(uri, commit.size))
     context.log(f"published: {uri} ({commit.size / 2**20:.1f} MiB)")
     return uri

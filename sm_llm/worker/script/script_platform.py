@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.program import given_arguments
 from sm_llm.runs.run_paths import CONTAINER_BASE
-from sm_llm.storage.publication.result import POINTER
+from sm_llm.storage.publication.result import POINTER, holds_pointers
 from sm_llm.terminal import counted
 from sm_llm.worker.script.plain_files import make_names_usable, make_plain
 
@@ -106,8 +106,9 @@ def collect(container: ContainerPaths, output: Path, own: Path) -> list[str]:
     # The platform's output folder comes last, because two of the others lie in it.
     for source, target in {**locations, root: output}.items():
         for entry in sorted(source.iterdir()) if source.is_dir() else []:
-            # The pointer is this worker's; the platform's own reports are not part of a result.
-            if entry.name == POINTER or (source == root and (entry in locations or entry.name in _OF_THE_PLATFORM)):
+            # Pointers are this worker's; the platform's own reports are not part of a result.
+            is_ours = entry.name == POINTER or holds_pointers(entry)
+            if is_ours or (source == root and (entry in locations or entry.name in _OF_THE_PLATFORM)):
                 continue
             if (target / entry.name).exists():
                 kept.append(f"{entry} is not published: {target / entry.name} is there already")

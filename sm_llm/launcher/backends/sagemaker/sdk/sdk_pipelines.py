@@ -20,10 +20,15 @@ from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.errors import Issue
 from sm_llm.launcher.backends.sagemaker.pipelines.defined_jobs import jobs_of, steps_in
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import VALUE_CHECKERS, GivenValues, job_in
-from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
-from sm_llm.spec.references import sources
+from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG, VALIDATION
+from sm_llm.launcher.planning.unread_settings import has_validation
+from sm_llm.runs.run_paths import STEPS
+from sm_llm.spec.references import outputs
+from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.validation.runner import refuse, run
+from sm_llm.storage.publication.result import POINTER, RESULT
 from sm_llm.storage.s3.s3_client import as_session
+from sm_llm.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,6 +41,13 @@ _PROPERTY = re.compile(r'"Get": "Steps\.([^."\[]+)')
 """A property of another step, as definitions name it."""
 _TRIAL = re.compile(r'"Get": "Steps\.([^."\[]+)\.[^"]*TrainingJobName"')
 """The name of a trial's job."""
+_OUTPUT = re.compile(r'"Get": "Steps\.([^."\[]+)\.(ModelArtifacts|OutputDataConfig|CheckpointConfig)\b')
+"""A place in S3 that a training job's description names."""
+_METRIC = re.compile(r"""Steps\.([^."\[]+)\.FinalMetricDataList\[['"\\]*([^'"\\\]]+)""")
+_MODEL = "ModelData"
+_PLACES = ("S3Uri", "ModelDataUrl")
+# What lies below a run and is read by others; trials and steps have results of their own.
+_RESULTS = (RESULT, "trials", STEPS)
 _ARCHIVE = "model.tar.gz"
 # Blocks of a request with what a step writes and is named by; a channel brings its own job file.
 _WRITTEN = ("Tags", "OutputDataConfig", "ProcessingOutputConfig", "TransformOutput", JOB_CHANNEL)
@@ -152,6 +164,105 @@ def check_trial_archives(pipeline: WrittenPipeline) -> Iterator[Issue]:
                     yield Issue("trial-archive-missing", f"steps.{step['Name']}.{where}", problem, address, remedy)
 
 
+def check_read_results(pipeline: WrittenPipeline) -> Iterator[Issue]:
+    """An issue for every place in S3 that a step reads and where no step of ours puts what can be read.
+
+    Files of a result lie where only its commit knows; its stable addresses hold pointers, which our jobs follow.
+    """
+    steps = list(steps_in(pipeline.definition["Steps"]))
+    runs = _runs(steps)
+    for step in steps if runs else ():
+        # The steps in a condition's branches are among all steps.
+        for key, where, address in _places(step["Arguments"]) if step["Type"] != "Condition" else ():
+            found = _read_of(address, runs)
+            if found is None or _ARCHIVE in json.dumps(address):
+                continue
+            other, part = found
+            path = f"steps.{step['Name']}.{where}"
+            if part.split("/")[0] not in _RESULTS:
+                problem = f"is not where {other} publishes its result"
+                remedy = "Give estimator.result_uri, or step.properties.ModelArtifacts.S3ModelArtifacts"
+                yield Issue("step-reads-no-result", path, problem, address, remedy)
+            elif key == _MODEL or _MODEL in where:
+                problem = (
+                    f"is no model: {other} publishes files, and its address holds only {POINTER}, which names them"
+                )
+                yield Issue("model-of-a-result", path, problem, address, "Register it: a step of the kind register")
+            elif step["Name"] not in runs:
+                text = f"{path}: brings only {POINTER}, which names the files that {other} publishes"
+                _warn_once(f"{text}. In its program: sm-llm sync ADDRESS FOLDER")
+
+
+def check_metrics(pipeline: WrittenPipeline) -> Iterator[Issue]:
+    """An issue for every metric of a step of ours that a pipeline reads and that the step never reports."""
+    steps = list(steps_in(pipeline.definition["Steps"]))
+    jobs = {step["Name"]: job for step in steps for job in jobs_of(step) if step["Type"] == "Training"}
+    for step in steps:
+        arguments = step["Arguments"].get("Conditions", []) if step["Type"] == "Condition" else step["Arguments"]
+        for name, metric in sorted(set(_METRIC.findall(json.dumps(arguments)))):
+            job = jobs.get(name)
+            if job is None or job.job_folder is None:
+                continue
+            names = [it["Name"] for it in job.request["AlgorithmSpecification"].get("MetricDefinitions", ())]
+            file = pipeline.read(job.job_folder) if metric == VALIDATION else None
+            task = file.spec.task if file is not None else None
+            if metric not in names:
+                problem = f"{name} has no metric definition of this name, so it never has a value"
+                remedy = f"Known: {', '.join(names)}" if names else "Set backend.metric_definitions=true"
+            elif isinstance(task, TrainTask) and not has_validation(task):
+                problem = f"{name} has no validation rows, so it never has a value"
+                remedy = "Set task.data.validation, or read train:loss"
+            else:
+                continue
+            yield Issue("step-metric-unknown", f"steps.{step['Name']}", problem, metric, remedy)
+
+
+def _places(value: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Key, path and value of every place in S3 that a part of a definition has data in."""
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        channel = (item.get("ChannelName") or item.get("InputName")) if isinstance(item, dict) else None
+        if (name := str(channel or key)) in _WRITTEN or is_reserved(name):
+            continue
+        where = f"{path}.{name}".strip(".")
+        if key in _PLACES and not _is_block(item):
+            yield str(key), where, item
+        else:
+            found = _places(item, where)
+            # A channel has one address, and its name is what the user gave.
+            yield from ((kind, where, it) for kind, _, it in found) if channel else found
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    """Print a warning; a pipeline is defined several times."""
+    echo(f"  warning: {text}", err=True)
+
+
+def _is_block(value: Any) -> bool:
+    """Whether it holds further arguments, and is no text and no expression."""
+    return isinstance(value, list) or (isinstance(value, dict) and not {"Get", "Std:Join"} & set(value))
+
+
+def _read_of(address: Any, runs: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The step of ours whose output an address is, and what of it: the path below its run; None for any other place."""
+    for name, attribute in _OUTPUT.findall(json.dumps(address)):
+        if name in runs:
+            return name, RESULT if attribute == "ModelArtifacts" else attribute
+    holding = [it for it, run_address in runs.items() if _holds(address, run_address)]
+    if not holding:
+        return None
+    other = max(holding, key=lambda it: len(json.dumps(runs[it])))
+    rest = _text_of(address).removeprefix(_text_of(runs[other]))
+    return other, rest.strip("/")
+
+
+def _text_of(address: Any) -> str:
+    """An address as text, with the expressions in it as JSON."""
+    if isinstance(address, dict) and "Std:Join" in address:
+        return str(address["Std:Join"]["On"]).join(map(_text_of, address["Std:Join"]["Values"]))
+    return address if isinstance(address, str) else json.dumps(address, sort_keys=True)
+
+
 def _runs(steps: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Step -> the address of its run, where it has one."""
     return {
@@ -177,10 +288,12 @@ def _addresses(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _read_by_jobs(step: Mapping[str, Any], read: Callable[[str], JobFile | None]) -> Iterator[tuple[str, str]]:
-    """Field and address of what a job of ours reads without a channel."""
+    """Field and text of everything in the task of a job of ours: sources, and what a program gets as arguments."""
     for job in jobs_of(step):
         if (folder := job.job_folder) is not None and (file := read(folder)) is not None:
-            yield from sources(file.spec).items()
+            written = outputs(file.spec)
+            texts = _addresses(file.spec.task.model_dump(mode="json"), "task")
+            yield from ((path, text) for path, text in texts if path not in written)
 
 
 def _holds(address: Any, folder: Any) -> bool:
@@ -225,4 +338,6 @@ WRITTEN_PIPELINE_CHECKERS: tuple[Checker[WrittenPipeline], ...] = (
     check_step_addresses,
     check_step_order,
     check_trial_archives,
+    check_read_results,
+    check_metrics,
 )
