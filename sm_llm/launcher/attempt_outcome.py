@@ -18,7 +18,7 @@ from sm_llm.runs.results import has_checkpoint, has_final, link_result, result_l
 from sm_llm.runs.run_states import RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from sm_llm.runs.run_paths import RunPaths
     from sm_llm.runs.run_record import Attempt, RunRecord
@@ -86,7 +86,7 @@ def completed(paths: RunPaths, attempt: int, since: float = 0.0) -> Outcome:
 
 def record_outcome(
     run_store: RunStore, attempt: Attempt, outcome: Outcome, *, steps: Iterable[RunStore] | None = None,
-    **bill: int | None,
+    bill: Mapping[str, int | None] | None = None,
 ) -> Outcome:  # fmt: skip
     """Write how an attempt ended into the record, once and for all; returns ``outcome``.
 

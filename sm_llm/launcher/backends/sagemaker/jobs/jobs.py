@@ -77,7 +77,9 @@ def _settle(
     run_store.refresh(f"events/attempt-{attempt.number}-")
     found = _evidence(run_store.paths, attempt.number, native, seconds(job["CreationTime"]))
     bill = {"billable_seconds": billable_seconds(job), "used_seconds": used_seconds(job)}
-    return NativeState.of(record_outcome(run_store, attempt, judge(run_store, run_id, attempt.number, found), **bill))
+    return NativeState.of(
+        record_outcome(run_store, attempt, judge(run_store, run_id, attempt.number, found), bill=bill)
+    )
 
 
 def _evidence(paths: RunPaths, number: int, native: NativeState, created: float) -> Evidence:

@@ -229,7 +229,7 @@ def _places(value: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
         else:
             found = _places(item, where)
             # A channel has one address, and its name is what the user gave.
-            yield from ((kind, where, it) for kind, _, it in found) if channel else found
+            yield from ((kind, name, it) for kind, _, it in found) if channel else found
 
 
 @functools.cache
