@@ -170,7 +170,7 @@ def test_an_end_is_settled_once_and_only_for_the_job_that_has_ended(tmp_path: Pa
     assert recorded_end(run_store.record()) is None
     record_outcome(run_store, other, Outcome(RunState.FAILED, "of another job"))
     assert recorded_end(run_store.record()) is None
-    record_outcome(run_store, first, Outcome(RunState.FAILED, "disk full", 2), billable_seconds=7)
+    record_outcome(run_store, first, Outcome(RunState.FAILED, "disk full", 2), bill={"billable_seconds": 7})
     record_outcome(run_store, first, Outcome(RunState.COMPLETED))
     assert recorded_end(run_store.record()) == Outcome(RunState.FAILED, "disk full", 2)
     assert run_store.record().attempts[0].billable_seconds == 7

@@ -157,3 +157,22 @@ def test_12e_6_so_are_keys_of_one_mapping_and_hyperparameters() -> None:
         load("smoke", overrides({"task.optim": "{eps: 1e-6}", "task.optim.eps": "1e-7"}))
     with pytest.raises(SpecError, match="is given twice: 5 and 6"):
         of_arguments(["--task.max_steps", "5", "--task.max_steps=6"])
+
+
+@pytest.mark.parametrize("key", [3, None, b"name", ("task", "seed")])
+def test_a_key_that_is_no_text_is_refused_in_words(key: Any) -> None:
+    with pytest.raises(SpecError, match="a field is named by a dotted path"):
+        load("tiny-local", [{key: 4}])
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [("--lr 3", "[--lr, 3]"), ("--name 'a b'", '[--name, "a b"]'), ("it's", '["it\'s"]'), ("-v", "[-v]")],
+)
+def test_E17_a_text_in_place_of_arguments_is_taken_apart_as_a_shell_does(typed: str, words: str) -> None:
+    script = {"name": "own", "task": {"kind": "script", "entry": "a.py"}}
+    with pytest.raises(SpecError) as raised:
+        load(script, [{"task.args": typed}])
+    (issue,) = raised.value.issues
+    assert issue.remedy == f"Write {words}"
+    assert load(script, [f"task.args={words}"]).spec.task.args  # type: ignore[union-attr]

@@ -29,3 +29,10 @@ def test_a_reference_is_not_an_address_of_the_hub(given: str, read: str) -> None
         train["inputs"] = {"tok": "s3://bucket/tok"}
     loaded = load({"name": "flow", "steps": {"prep": {"task": PREPARE}, "train": train}}, environ={})
     assert loaded.spec.steps["train"].task.tokenizer == read  # type: ignore[union-attr]
+
+
+def test_E20_weights_to_start_from_are_the_hubs_like_a_tokenizer() -> None:
+    job = {"name": "own", "task": {**TASK, "data": {"format": "synthetic", "seq_length": 16}}}
+    for given, read in (("org/name", "hf://org/name"), ("/weights", "/weights"), ("hf://a/b@main", "hf://a/b@main")):
+        loaded = load(job, [f"task.start.pretrained={given}"], environ={})
+        assert loaded.spec.task.start.pretrained == read  # type: ignore[union-attr]

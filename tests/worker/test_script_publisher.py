@@ -191,6 +191,18 @@ def test_a_bad_look_is_reported_once_and_does_not_end_publication(
     assert len(cluster.notices) == 1
 
 
+def test_a_folder_that_a_failed_program_has_just_written_is_named(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.write(4, age=OLD)
+    until(cluster.published)
+    cluster.write(5)
+    cluster.finish(well=False)
+    assert cluster.published() == [4]
+    (notice,) = cluster.notices
+    assert notice.startswith("checkpoint-5 is not published, changed within 30 s of the end of a program that failed")
+    assert "sm_llm.publish(folder, step)" in notice
+
+
 def touch(folder: Path) -> None:
     (folder / "weights-0").touch()
 
@@ -226,7 +238,8 @@ def test_a_folder_that_changes_as_it_is_taken_waits_until_it_is_settled_again(
     cluster.finish(well=False)
     assert cluster.published() == ([5] if change is touch else [])
     assert change is not touch or cluster.files(tmp_path / "back") == ["weights-0"]
-    assert not cluster.notices
+    # What is left at the end of a program that failed is named.
+    assert [it[:12] for it in cluster.notices] == (["checkpoint-5"] if change is rotate else [])
 
 
 def test_a_folder_without_a_file_is_not_a_checkpoint(tmp_path: Path) -> None:

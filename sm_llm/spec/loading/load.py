@@ -109,7 +109,7 @@ def _merged(
             from sm_llm.spec.loading.local_gpus import with_local_gpus
 
             with_local_gpus(tree, environ)
-        _with_hub_tokenizers(tree)
+        _with_hub_addresses(tree)
     # Before the validation, whose issues show the values that they refuse.
     concealed = conceal(tree)
     spec, type_issues = validate(kind, tree)
@@ -217,12 +217,12 @@ def _further_issues(spec: JobSpec | WorkflowSpec | None, tree: Tree, issues: lis
     return [replace(issue, origin=tree.origin(_path(issue.path))) for issue in found]
 
 
-def _with_hub_tokenizers(tree: Tree) -> None:
-    """Write a tokenizer ``org/name`` that is not a folder here as the hub's address, like ``model.path``."""
+def _with_hub_addresses(tree: Tree) -> None:
+    """Write ``org/name`` of a tokenizer or of weights, if no folder here, as the hub's address, like ``model.path``."""
     steps = tree.value.get("steps")
     holders: list[Path] = [("steps", str(name)) for name in steps] if isinstance(steps, Mapping) else [()]
-    for holder in holders:
-        path = (*holder, "task", "tokenizer")
+    below: list[Path] = [("task", "tokenizer"), ("task", "start", "pretrained")]
+    for path in [(*holder, *it) for holder in holders for it in below]:
         name = tree.get(path)
         if not isinstance(name, str) or is_reference(name):
             continue

@@ -96,7 +96,7 @@ def parse_fields(fields: Mapping[str, Any], origin: str = FIELD_ORIGIN) -> tuple
     """Paths and values of Python fields: ``{"task.max_steps": 10}`` or ``{"task": {"max_steps": 10}}``."""
     parsed, issues = [], []
     for key, value in fields.items():
-        if (path := _path(key)) and len(path) > DEEPEST:
+        if (path := _path(key) if isinstance(key, str) else None) and len(path) > DEEPEST:
             issues.append(Issue("field-too-deep", f"{key[:_SHOWN_KEY]}…", f"names more than {DEEPEST} levels"))
         elif path:
             try:
@@ -104,7 +104,9 @@ def parse_fields(fields: Mapping[str, Any], origin: str = FIELD_ORIGIN) -> tuple
             except SpecError as error:
                 issues += [replace(issue, path=f"{key}.{issue.path}".rstrip(".")) for issue in error.issues]
         else:
-            issues.append(Issue("field-name-invalid", key, "a field is named by a dotted path such as task.max_steps"))
+            issues.append(
+                Issue("field-name-invalid", str(key), "a field is named by a dotted path such as task.max_steps")
+            )
     return parsed, issues
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -405,8 +407,20 @@ def _remedy(annotation: Any, seen: Any) -> str:
     if isinstance(seen, str) and seen.startswith(("[", "{")):
         return "Check its brackets and quotes, and that it gives no key twice"
     if isinstance(seen, str) and any(get_origin(kind) is list for kind in kinds):
-        return f"Write [{seen}]"
+        # Words that YAML would read as something else are put in JSON's quotes, which YAML has as well.
+        words = (
+            it if re.fullmatch(r"[\w./+=-]+", it) else json.dumps(it, ensure_ascii=False) for it in _words_of(seen)
+        )
+        return f"Write [{', '.join(words)}]"
     return did_you_mean(seen, [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)])
+
+
+def _words_of(text: str) -> list[str]:
+    """The entries that a text meant for a list probably has: words, as a shell takes them apart."""
+    try:
+        return shlex.split(text) or [text]
+    except ValueError:  # a quote without its end
+        return [text]
 
 
 def did_you_mean(seen: Any, choices: Iterable[str]) -> str:

@@ -162,6 +162,14 @@ class ScriptPublisher:
             words = f"{path.name} is not published: the run continues from step {self._resumed}, which is newer"
             self._context.notice(f"{words} ({RESUME_STEP}, {RESUME_FOLDER})", "warning")
 
+    def _report_changing(self) -> None:
+        """Name the newest folder that a program which failed has left, and that may be half written."""
+        left = [] if self._complete else [it for it in self._listed(self._folders) if it[0] > self._done]
+        if left and self._context.process.is_leader:
+            rule = f"changed within {SETTLE_SECONDS:.0f} s of the end of a program that failed: it may be half written"
+            way = "sm_llm.publish(folder, step) hands a folder over at once"
+            self._context.notice(f"{max(left)[1].name} is not published, {rule}. {way}", "warning")
+
     def _next(self) -> int | None:
         """Wait for a step and take its files of this node; None once the program has ended and nothing is left."""
         while True:
@@ -176,6 +184,7 @@ class ScriptPublisher:
                 if self._take_or_report(newest):
                     return newest
             elif ended:
+                self._report_changing()
                 return None
             time.sleep(_POLL_SECONDS)
 
