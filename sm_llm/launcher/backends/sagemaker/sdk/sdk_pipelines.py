@@ -42,10 +42,10 @@ _PROPERTY = re.compile(r'"Get": "Steps\.([^."\[]+)')
 _TRIAL = re.compile(r'"Get": "Steps\.([^."\[]+)\.[^"]*TrainingJobName"')
 """The name of a trial's job."""
 _OUTPUT = re.compile(r'"Get": "Steps\.([^."\[]+)\.(ModelArtifacts|OutputDataConfig|CheckpointConfig)\b')
-"""A place in S3 that a training job's description names."""
+"""A location in S3 that a training job's description names."""
 _METRIC = re.compile(r"""Steps\.([^."\[]+)\.FinalMetricDataList\[['"\\]*([^'"\\\]]+)""")
 _MODEL = "ModelData"
-_PLACES = ("S3Uri", "ModelDataUrl")
+_LOCATION_KEYS = ("S3Uri", "ModelDataUrl")
 # What lies below a run and is read by others; trials and steps have results of their own.
 _RESULTS = (RESULT, "trials", STEPS)
 _ARCHIVE = "model.tar.gz"
@@ -165,7 +165,7 @@ def check_trial_archives(pipeline: WrittenPipeline) -> Iterator[Issue]:
 
 
 def check_read_results(pipeline: WrittenPipeline) -> Iterator[Issue]:
-    """An issue for every place in S3 that a step reads and where no step of ours puts what can be read.
+    """An issue for every location in S3 that a step reads and where no step of ours puts what can be read.
 
     Files of a result lie where only its commit knows; its stable addresses hold pointers, which our jobs follow.
     """
@@ -173,7 +173,7 @@ def check_read_results(pipeline: WrittenPipeline) -> Iterator[Issue]:
     runs = _runs(steps)
     for step in steps if runs else ():
         # The steps in a condition's branches are among all steps.
-        for key, where, address in _places(step["Arguments"]) if step["Type"] != "Condition" else ():
+        for key, where, address in _read_locations(step["Arguments"]) if step["Type"] != "Condition" else ():
             found = _read_of(address, runs)
             if found is None or _ARCHIVE in json.dumps(address):
                 continue
@@ -217,17 +217,17 @@ def check_metrics(pipeline: WrittenPipeline) -> Iterator[Issue]:
             yield Issue("step-metric-unknown", f"steps.{step['Name']}", problem, metric, remedy)
 
 
-def _places(value: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Key, path and value of every place in S3 that a part of a definition has data in."""
+def _read_locations(value: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Key, path and value of every location in S3 that a part of a definition has data in."""
     for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         channel = (item.get("ChannelName") or item.get("InputName")) if isinstance(item, dict) else None
         if (name := str(channel or key)) in _WRITTEN or is_reserved(name):
             continue
         where = f"{path}.{name}".strip(".")
-        if key in _PLACES and not _is_block(item):
+        if key in _LOCATION_KEYS and not _is_block(item):
             yield str(key), where, item
         else:
-            found = _places(item, where)
+            found = _read_locations(item, where)
             # A channel has one address, and its name is what the user gave.
             yield from ((kind, name, it) for kind, _, it in found) if channel else found
 
