@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 CLOCK_SECONDS = 300.0
 """S3 refuses requests whose time is 15 minutes off; a file system shows a difference earlier."""
 FREE_BYTES = 1 << 30
+# Without persistence mode the driver starts every GPU anew.
+_LIST_SECONDS = 120
+_GPU = re.compile(r"GPU [0-9]+: ")
 
 
 @dataclass(frozen=True)
@@ -111,3 +115,24 @@ def _device_issues(expected: Expected, root: Path) -> Iterator[str]:
     found = [name for name in names if name.removeprefix(expected.devices).isdigit()]
     if len(found) != expected.device_count:
         yield f"{len(found)} {expected.devices} devices are visible, and {expected.device_count} are expected"
+    elif expected.devices == "nvidia":
+        yield from _gpu_issues(expected.device_count, root / "usr/bin/nvidia-smi")
+
+
+def _gpu_issues(count: int, program: Path) -> Iterator[str]:
+    """A GPU that has fallen off the bus keeps its device file; the driver does not list it."""
+    if not program.is_file():
+        return
+    try:
+        done = subprocess.run(
+            [program, "-L"], capture_output=True, text=True, errors="replace", timeout=_LIST_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        yield f"nvidia-smi does not list the GPUs: {error}"
+        return
+    lines = f"{done.stdout}\n{done.stderr}".splitlines()
+    # Parts of a GPU (MIG) are listed below it, indented.
+    listed = [line for line in lines if _GPU.match(line)]
+    if len(listed) != count:
+        words = next((line for line in lines if line.strip() and line[0] != " " and line not in listed), "")
+        yield f"nvidia-smi lists {len(listed)} GPUs, and {count} are expected{f': {words}' if words else ''}"

@@ -49,6 +49,31 @@ def test_accelerators_that_are_not_visible(machine: Path, tmp_path: Path) -> Non
     assert node_issues(expected(tmp_path), root=machine) == ["1 nvidia devices are visible, and 2 are expected"]
 
 
+GPU = "GPU {0}: NVIDIA H200 (UUID: GPU-{0})\n  MIG 1g.18gb     Device  0: (UUID: MIG-{0})\n"
+LOST = "Unable to determine the device handle for GPU0000:A8:00.0: GPU is lost.  Reboot the system to recover this GPU"
+
+
+@pytest.mark.parametrize(
+    ("program", "issues"),
+    [
+        (f"printf '{GPU.format(0)}{GPU.format(1)}'", []),
+        (f"printf '{GPU.format(0)}{LOST}'; exit 15", [f"nvidia-smi lists 1 GPUs, and 2 are expected: {LOST}"]),
+        ("exec sleep 600", ["nvidia-smi does not list the GPUs: "]),
+    ],
+)
+def test_a_GPU_that_has_fallen_off_the_bus(
+    program: str, issues: list[str], machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (machine / "usr/bin").mkdir(parents=True)
+    (machine / "usr/bin/nvidia-smi").write_text(f"#!/bin/sh\n{program.replace(chr(10), chr(92) + 'n')}\n")
+    (machine / "usr/bin/nvidia-smi").chmod(0o700)
+    if "sleep" in program:
+        monkeypatch.setattr(preflight, "_LIST_SECONDS", 0.5)
+    found = node_issues(expected(tmp_path), root=machine)
+    # Of a program that does not end, the words are Python's.
+    assert [it.partition("Command")[0] for it in found] == issues
+
+
 def test_a_clock_that_is_off(machine: Path, tmp_path: Path) -> None:
     [issue] = node_issues(expected(tmp_path), root=machine, clock=lambda: time.time() - 1000)
     assert re.match(r"the clock is (1000|999) s behind that of", issue)
