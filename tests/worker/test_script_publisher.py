@@ -77,12 +77,12 @@ class Cluster:
         age_all(working, age)
         return working.rename(self.checkpoints(node) / f"checkpoint-{step}")
 
-    def finish(self, *, well: bool = True) -> None:
+    def finish(self, *, complete: bool = True) -> None:
         for publisher in reversed(self.nodes):
-            publisher._complete = well
+            publisher._complete = complete
             publisher._closing.set()
         for publisher in self.nodes:
-            publisher.finish(well=well)
+            publisher.finish(complete=complete)
 
     def published(self) -> list[int | None]:
         return [it.step for it in list_checkpoints(self.store)]
@@ -191,15 +191,15 @@ def test_a_bad_look_is_reported_once_and_does_not_end_publication(
     assert len(cluster.notices) == 1
 
 
-def test_a_folder_that_a_failed_program_has_just_written_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_a_stopped_program_has_just_written_is_named(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     cluster.write(4, age=OLD)
     until(cluster.published)
     cluster.write(5)
-    cluster.finish(well=False)
+    cluster.finish(complete=False)
     assert cluster.published() == [4]
     (notice,) = cluster.notices
-    assert notice.startswith("checkpoint-5 is not published, changed within 30 s of the end of a program that failed")
+    assert notice.startswith("checkpoint-5 is not published, changed within 30 s of the end of a program that was")
     assert "sm_llm.publish(folder, step)" in notice
 
 
@@ -235,10 +235,10 @@ def test_a_folder_that_changes_as_it_is_taken_waits_until_it_is_settled_again(
     if change is touch:
         age_all(folder, OLD)
         until(cluster.published)
-    cluster.finish(well=False)
+    cluster.finish(complete=False)
     assert cluster.published() == ([5] if change is touch else [])
     assert change is not touch or cluster.files(tmp_path / "back") == ["weights-0"]
-    # What is left at the end of a program that failed is named.
+    # What is left at the end of a program that was stopped is named.
     assert [it[:12] for it in cluster.notices] == (["checkpoint-5"] if change is rotate else [])
 
 
@@ -337,7 +337,7 @@ def test_a_stop_publishes_nothing_without_the_files_that_a_node_was_still_writin
     cluster.write(5, 1)
     cluster.write(5, 0, age=OLD)
     until((cluster.handover() / ".taken-5").is_dir)
-    cluster.finish(well=False)
+    cluster.finish(complete=False)
     assert cluster.published() == []
     assert "checkpoint-5 was not complete in time" in cluster.notices[0]
 

@@ -103,7 +103,10 @@ class Program:
         # After the interpreter comes a file, or ``-m`` and a module.
         name = self._argv[2] if self._argv[1:2] == ["-m"] else self._argv[1]
         raise ProgramFailed(
-            f"{words} ({name} ended with {how})" if words else f"{name} ended with {how}", "".join(lines)
+            f"{words} ({name} ended with {how})" if words else f"{name} ended with {how}",
+            "".join(lines),
+            # A shell ends with 128 and the number of the signal that ended its last command.
+            is_killed=code < 0 or code > 128,
         )
 
     def _signal(self, number: signal.Signals) -> None:

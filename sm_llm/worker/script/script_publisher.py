@@ -78,14 +78,15 @@ class ScriptPublisher:
         self._thread.start()
         return self
 
-    def finish(self, *, well: bool) -> None:
-        """After the program: publish what is left of it; returns when that is done.
+    def finish(self, *, complete: bool, is_over: Callable[[], bool] = lambda: False) -> None:
+        """After the program: publish what is left of it; returns when that is done, or nothing can be done any more.
 
-        Only if it ended ``well`` are folders taken for complete that it did not hand over and changed just now.
+        Only if the program ended by itself are folders ``complete`` that it did not hand over and changed just now.
         """
-        self._complete = well
+        self._complete = complete
         self._closing.set()
-        self._thread.join()
+        while self._thread.is_alive() and not is_over():
+            self._thread.join(_POLL_SECONDS)
 
     def _run(self) -> None:
         try:
@@ -162,12 +163,13 @@ class ScriptPublisher:
             words = f"{path.name} is not published: the run continues from step {self._resumed}, which is newer"
             self._context.notice(f"{words} ({RESUME_STEP}, {RESUME_FOLDER})", "warning")
 
-    def _report_changing(self) -> None:
-        """Name the newest folder that a program which failed has left, and that may be half written."""
-        left = [] if self._complete else [it for it in self._listed(self._folders) if it[0] > self._done]
+    def report_changing(self) -> None:
+        """Name the newest folder of a program that was stopped or killed, if it may be half written."""
+        found = [] if self._complete else self._listed(self._folders)
+        left = [it for it in found if it[0] > self._done and quiet_since(it[1]) < SETTLE_SECONDS]
         if left and self._context.process.is_leader:
-            rule = f"changed within {SETTLE_SECONDS:.0f} s of the end of a program that failed: it may be half written"
-            way = "sm_llm.publish(folder, step) hands a folder over at once"
+            rule = f"changed within {SETTLE_SECONDS:.0f} s of the end of a program that was stopped or killed"
+            way = "It may be half written; sm_llm.publish(folder, step) hands a folder over at once"
             self._context.notice(f"{max(left)[1].name} is not published, {rule}. {way}", "warning")
 
     def _next(self) -> int | None:
@@ -184,7 +186,7 @@ class ScriptPublisher:
                 if self._take_or_report(newest):
                     return newest
             elif ended:
-                self._report_changing()
+                self.report_changing()
                 return None
             time.sleep(_POLL_SECONDS)
 
