@@ -144,5 +144,7 @@ class WorkerContext:
         """End the transfer agent and close the event log."""
         # First: a call that waits for it raises, and what it reports still reaches the event log.
         self.agent.end()
-        if self._events is not None:
-            self._events.close()
+        # A background thread may still report: from here on it prints alone, since the descriptor is soon another's.
+        events, self._events = self._events, None
+        if events is not None:
+            events.close()

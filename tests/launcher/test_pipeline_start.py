@@ -351,6 +351,7 @@ def test_an_archive_of_a_trial_which_no_run_publishes_is_refused(calls: list[Any
     refused(lambda: definition(step.get_top_model_s3_uri(0, BUCKET, "runs")), "steps.following.model", "'trials'")
     best = step.properties.BestTrainingJob.TrainingJobName
     assert definition(Join(on="/", values=[tuned.run_uri, "trials", best, "result"]))
+    refused(lambda: definition(tuned.result_uri), "steps.following.model", "'trials'")
 
 
 def _started(est: Any) -> None:

@@ -215,16 +215,24 @@ def test_a_workflow_is_resumed_from_another_folder_with_changes(
     at_once.use(PREPARE % 16 + "put(2); raise OSError('no space left')")
     assert api.launch(spec).continued_attempt == 2
     monkeypatch.chdir(there)
-    at_once.use(PREPARE % 16 + "assert job.spec.task.seed == 7, job.spec.task; put(None)")
     with pytest.raises(SubmitError, match=r"name the training run below it: .*/steps/two"):
         run.resume(step=2)
+    two = run.steps["two"]
+    before, of_step = run.record.asked(), two.record.asked()
+    at_once.use(PREPARE % 16 + "assert job.spec.task.seed == 9, job.spec.task; raise OSError('no such device')")
+    failed = attach(run.uri).resume("steps.two.task.seed=9")
+    # No step of the workflow has worked with the change, so neither the workflow nor the step keeps it.
+    assert (failed.record.asked(), two.record.asked(), failed.record.changes) == (before, of_step, {})
+    assert failed.record.attempts[-1].dropped_changes == ("steps.two.task.seed=9",)
+    assert "no such device" in str(failed.record.attempts[-1].reason)
+    at_once.use(PREPARE % 16 + "assert job.spec.task.seed == 7, job.spec.task; put(None)")
     again = attach(run.uri).resume("steps.two.task.seed=7")
     assert again.state is RunState.COMPLETED, again.status().reason
     one, two = again.steps.values()
     assert sources(one) == [str(here / "texts")]
     assert two.record.spec["task"]["seed"] == 7
     assert JobFile.read(two.paths.job_file).spec_digest == two.record.spec_digest
-    assert again.record.changes == {3: ("steps.two.task.seed=7",)}
+    assert again.record.changes == {4: ("steps.two.task.seed=7",)}
     assert two.storage == str(at_once.storage)
     rerun = again.rerun()
     assert rerun.record.spec_digest == again.record.spec_digest

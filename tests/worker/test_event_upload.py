@@ -107,3 +107,14 @@ def test_a_store_that_is_down_is_reported_once_and_never_raised(
     messages = [event["message"] for event in read_events(context.run.events)]
     assert messages[0] == "training goes on"
     assert [it for it in messages[1:] if "does not take events and logs" in it] == messages[1:2]
+
+
+def test_what_a_thread_reports_after_the_event_log_is_closed_is_printed_alone(
+    container: Callable[..., dict[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = WorkerContext.read(container("late"))
+    context.notice("first")
+    context.close()
+    context.notice("no storage", "warning")
+    assert capsys.readouterr().out.endswith("warning: no storage\n")
+    assert [it["message"] for it in read_events(context.run.events)] == ["first"]

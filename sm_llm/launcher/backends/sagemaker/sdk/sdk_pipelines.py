@@ -49,6 +49,7 @@ _LOCATION_KEYS = ("S3Uri", "ModelDataUrl")
 # What lies below a run and is read by others; trials and steps have results of their own.
 _RESULTS = (RESULT, "trials", STEPS)
 _ARCHIVE = "model.tar.gz"
+_OF_BEST_TRIAL = "Write Join(on='/', values=[estimator.run_uri, 'trials', step.properties.BestTrainingJob.TrainingJobName, 'result'])"
 # Blocks of a request with what a step writes and is named by; a channel brings its own job file.
 _WRITTEN = ("Tags", "OutputDataConfig", "ProcessingOutputConfig", "TransformOutput", JOB_CHANNEL)
 
@@ -157,10 +158,7 @@ def check_trial_archives(pipeline: WrittenPipeline) -> Iterator[Issue]:
             for name in _TRIAL.findall(text) if _ARCHIVE in text else ():
                 if name in runs:
                     problem = f"names a {_ARCHIVE}, and the trials of {name} publish their results as files"
-                    remedy = (
-                        "Write Join(on='/', values=[estimator.run_uri, 'trials', "
-                        "step.properties.BestTrainingJob.TrainingJobName, 'result'])"
-                    )
+                    remedy = _OF_BEST_TRIAL
                     yield Issue("trial-archive-missing", f"steps.{step['Name']}.{where}", problem, address, remedy)
 
 
@@ -170,7 +168,7 @@ def check_read_results(pipeline: WrittenPipeline) -> Iterator[Issue]:
     Files of a result lie where only its commit knows; its stable addresses hold pointers, which our jobs follow.
     """
     steps = list(steps_in(pipeline.definition["Steps"]))
-    runs = _runs(steps)
+    runs, tuned = _runs(steps), {it["Name"] for it in steps if it["Type"] == "Tuning"}
     for step in steps if runs else ():
         # The steps in a condition's branches are among all steps.
         for key, where, address in _read_locations(step["Arguments"]) if step["Type"] != "Condition" else ():
@@ -179,9 +177,12 @@ def check_read_results(pipeline: WrittenPipeline) -> Iterator[Issue]:
                 continue
             other, part = found
             path = f"steps.{step['Name']}.{where}"
-            if part.split("/")[0] not in _RESULTS:
-                problem = f"is not where {other} publishes its result"
-                remedy = "Give estimator.result_uri, or step.properties.ModelArtifacts.S3ModelArtifacts"
+            # The trials of a tuning job publish below its run, and nothing at its own result.
+            results = _RESULTS if other not in tuned else ("trials",)
+            if part.split("/")[0] not in results:
+                problem = f"is not where {other} publishes its result{'s' if other in tuned else ''}"
+                own = "Give estimator.result_uri, or step.properties.ModelArtifacts.S3ModelArtifacts"
+                remedy = _OF_BEST_TRIAL if other in tuned else own
                 yield Issue("step-reads-no-result", path, problem, address, remedy)
             elif key == _MODEL or _MODEL in where:
                 problem = (
