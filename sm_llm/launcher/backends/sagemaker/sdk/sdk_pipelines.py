@@ -49,7 +49,10 @@ _LOCATION_KEYS = ("S3Uri", "ModelDataUrl")
 # What lies below a run and is read by others; trials and steps have results of their own.
 _RESULTS = (RESULT, "trials", STEPS)
 _ARCHIVE = "model.tar.gz"
-_OF_BEST_TRIAL = "Write Join(on='/', values=[estimator.run_uri, 'trials', step.properties.BestTrainingJob.TrainingJobName, 'result'])"
+_OF_BEST_TRIAL = (
+    "Write Join(on='/', values=[estimator.run_uri, 'trials', "
+    "step.properties.BestTrainingJob.TrainingJobName, 'result'])"
+)
 # Blocks of a request with what a step writes and is named by; a channel brings its own job file.
 _WRITTEN = ("Tags", "OutputDataConfig", "ProcessingOutputConfig", "TransformOutput", JOB_CHANNEL)
 
