@@ -13,6 +13,8 @@ from sm_llm.errors import PlanError, SpecError
 from sm_llm.launcher.display.summary import _next as next_words
 from sm_llm.launcher.lifecycle import recorded_spec
 from sm_llm.launcher.planner import plan
+from sm_llm.runs.run_record import Attempt, RequestedRun
+from sm_llm.runs.run_states import RunState
 from sm_llm.spec.comparison.leaves import declared
 from sm_llm.spec.field_classes import FieldClass
 from sm_llm.spec.job import JobSpec, WorkflowSpec
@@ -92,3 +94,24 @@ def test_12f_a_refused_change_names_what_was_written_and_where(fakes: Any) -> No
     with pytest.raises(PlanError) as refused:
         run.resume("task.start.checkpoint=x")
     assert [it.path for it in refused.value.issues] == ["task.start.checkpoint"]
+
+
+def test_F2_changes_of_an_attempt_that_was_killed_with_its_supervisor_go_when_the_next_resume_begins(
+    fakes: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fakes.use("put(1)\nraise SystemExit(1)")
+    run = fakes.launch()
+    fakes.end(run)
+    before, change = run.record.asked(), "task.optim.learning_rate=0.5"
+    # What a machine that lost its power leaves: the change, the attempt, and no end.
+    asked = RequestedRun(**{**before.model_dump(), "spec_digest": "other"})
+    lost = Attempt(number=2, native_id="999999999", started=run.record.created + 1)
+    run.run_store.update(lambda held: held.changed(asked, 2, [change]).with_attempt(lost))
+    assert run.state is RunState.INTERRUPTED
+    fakes.use("put(2)\nraise SystemExit(1)")
+    capsys.readouterr()
+    again = run.resume()
+    assert "attempt 2 ended before its first step, so the run has not kept its changes" in capsys.readouterr().err
+    fakes.end(again)
+    assert (again.record.asked(), again.record.changes) == (before, {})
+    assert again.record.attempts[1].dropped_changes == (change,)

@@ -20,7 +20,7 @@ from sm_llm.launcher.backend import NativeState
 from sm_llm.launcher.backends.sagemaker.jobs import jobs
 from sm_llm.launcher.display.tables import status_table
 from sm_llm.launcher.find_runs import attach
-from sm_llm.runs.events.events import EventWriter
+from sm_llm.runs.events.events import EventWriter, FirstStep
 from sm_llm.runs.events.failures import Failed
 from sm_llm.runs.replication.log_uploader import LogUploader
 from sm_llm.runs.run_paths import RunPaths
@@ -117,6 +117,38 @@ def test_states_follow_the_service_and_the_end_is_kept(
     calls = len(sagemaker_double.requests)
     assert run.state is RunState.COMPLETED
     assert len(sagemaker_double.requests) == calls
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_F2_changes_of_a_resume_stay_with_the_run_only_if_its_job_took_a_step(
+    start: Callable[..., Run], sagemaker_double: SageMakerDouble, tmp_path: Path, steps: bool
+) -> None:
+    run = start()
+    put(run, tmp_path, 5)
+    sagemaker_double.move(job_of(run), "Stopped")
+    assert run.state is RunState.INTERRUPTED
+    before, change = run.record.asked(), "environment.NCCL_SOCKET_IFNAME=eth9"
+    again = run.resume(change)
+    changed = again.record.asked()
+    if steps:
+        local = tmp_path / "container"
+        log = EventWriter(RunPaths(local).event_file(2, "rank0"), 2)
+        log.write(FirstStep(6))
+        log.close()
+        uploader = again.run_store.uploader(local, lambda _: True)
+        assert uploader is not None
+        uploader.upload_all()
+    sagemaker_double.move(job_of(again), "Failed", FailureReason="AlgorithmError: eth9 leaves no network interface")
+    # Settled by whoever asks first: the status, or the next resume.
+    if steps:
+        assert again.state is RunState.FAILED
+        assert (again.record.asked(), again.record.changes) == (changed, {2: (change,)})
+        return
+    third = again.resume()
+    assert (third.record.asked(), third.record.changes) == (before, {})
+    assert third.record.attempts[1].dropped_changes == (change,)
+    assert "eth9 leaves no" in str(third.record.attempts[1].reason)
+    assert sagemaker_double.jobs[job_of(third)]["Environment"].get("NCCL_SOCKET_IFNAME") != "eth9"
 
 
 def test_OB13_status_reports_the_bill_of_all_attempts_and_what_spot_saved(
