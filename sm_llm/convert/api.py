@@ -81,16 +81,9 @@ def convert(
     staging = staging_of(*locations, scratch, options)
     here = locations if staging is None else staging.fetch(streams=to == "nxd")
     given = Given(
-        tensor_parallel_degree,
-        pipeline_parallel_degree,
-        virtual_pipeline_degree,
-        kv_size_multiplier,
-        qkv,
-        layout,
-        xser,
-        None if here[2] is None else Path(here[2]).expanduser(),
-        {} if staging is None else staging.streamed,
-    )
+        tensor_parallel_degree, pipeline_parallel_degree, virtual_pipeline_degree, kv_size_multiplier, qkv, layout,
+        xser, None if here[2] is None else Path(here[2]).expanduser(), {} if staging is None else staging.streamed,
+    )  # fmt: skip
     folder, target, count = local_folder(here[0], SOURCE), _target(here[1]), _workers(workers)
     try:
         report = _convert_here(folder, target, to, given, count, verify=verify, progress=progress)

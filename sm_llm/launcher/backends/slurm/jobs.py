@@ -148,9 +148,9 @@ def shell_command(record: RunRecord, attempt: Attempt, node: int, cluster: Clust
         raise SubmitError(f"job {job_id} is not running: it is {state}")
     names = cluster.expand(row.nodes)
     # In the order of the ranks, as the logs number nodes: one that replaces another has its rank.
-    placed = cluster.read(f"{posixpath.dirname(attempt_folder(record, attempt.number))}/nodes").strip().split(",")
-    if sorted(placed) == sorted(names):
-        names = placed
+    in_order = cluster.read(f"{posixpath.dirname(attempt_folder(record, attempt.number))}/nodes").strip().split(",")
+    if sorted(in_order) == sorted(names):
+        names = in_order
     if node >= len(names):
         raise SubmitError(f"--node must be at most {len(names) - 1}: job {job_id} runs on {', '.join(names)}")
     # Without --overlap the step would wait until the training has left a processor free.
