@@ -134,7 +134,8 @@ def _delete_orphans(
         # An object without a time counts as new.
         age = now - max(it.modified or now for it in objects)
         unknown = slot not in untouchable and save_id not in named and save_id not in live
-        return passed and unknown and age > min_age_seconds
+        kept = any(it.key == slot.kept_key(save_id) for it in objects)
+        return passed and unknown and not kept and age > min_age_seconds
 
     gone, size = [], 0
     for (slot, save_id), objects in _saves(store).items():

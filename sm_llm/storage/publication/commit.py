@@ -148,12 +148,14 @@ def _get_quietly(store: Store, key: str) -> bytes | None:
 class CommitResult:
     """How a commit ended: ``won`` is whether ``commit`` is ours; if not, ``reason`` names its owner.
 
-    ``commit`` is None when another writer's commit holds the slot but cannot be read.
+    ``commit`` is None when another writer's commit holds the slot but cannot be read. ``lost`` is then what ours
+    would have been: the save is stored, and nothing names it.
     """
 
     won: bool
     commit: CommitManifest | None
     reason: str = ""
+    lost: CommitManifest | None = None
 
 
 def commit(
@@ -175,11 +177,11 @@ def commit(
         found = decode(held, CommitManifest)
     except ValueError as error:
         # Our own commit can be decoded, so this one is another writer's.
-        return CommitResult(False, None, f"{save.slot} has a commit that cannot be used: {error}")
+        return CommitResult(False, None, f"{save.slot} has a commit that cannot be used: {error}", ours)
     if found.nonce == ours.nonce:
         return CommitResult(True, found)
     writer = "another save" if found.run_id == save.run_id else f"run {found.run_id!r}"
-    return CommitResult(False, found, f"{save.slot} was committed first by {writer} ({found.save_id})")
+    return CommitResult(False, found, f"{save.slot} was committed first by {writer} ({found.save_id})", ours)
 
 
 def _read_parts(store: Store, save: Save) -> list[PartManifest]:
@@ -218,6 +220,14 @@ def _compare_listing(store: Store, save: Save, files: Sequence[FileEntry]) -> No
             f"{store.uri}: {prefix + wrong[0]!r} is stored with {listed.get(wrong[0])} bytes, "
             f"the parts say {expected.get(wrong[0])} ({len(wrong)} such files)"
         )
+
+
+def keep(store: Store, lost: CommitManifest) -> None:
+    """Store the manifest of a save that lost its slot beside its files: the garbage collection then leaves both.
+
+    Raises ``StorageError``.
+    """
+    _put_and_read_back(store, lost.save.slot.kept_key(lost.save_id), encode(lost))
 
 
 def discard(store: Store, save: Save) -> None:

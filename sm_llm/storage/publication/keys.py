@@ -38,6 +38,10 @@ class Slot:
     def data_prefix(self, save_id: str) -> str:
         return f"{self.save_prefix(save_id)}data/"
 
+    def kept_key(self, save_id: str) -> str:
+        """Where a save that another one has beaten to its slot has its own manifest, if it is kept all the same."""
+        return f"{self.save_prefix(save_id)}kept.json"
+
     def part_key(self, save_id: str, node: int) -> str:
         return f"{self.save_prefix(save_id)}part-{node}.json"
 

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import SmLlmError, StorageError
 from sm_llm.storage.base import Gather
 from sm_llm.storage.publication.collect import Collected, collect_garbage
-from sm_llm.storage.publication.commit import CommitResult, commit, discard, new_save, seal, upload_part, write_part
+from sm_llm.storage.publication.commit import (
+    CommitResult,
+    commit,
+    discard,
+    keep,
+    new_save,
+    seal,
+    upload_part,
+    write_part,
+)
 from sm_llm.storage.publication.find import (
     CheckpointInfo,
     Newest,
@@ -52,6 +61,7 @@ __all__ = [
     "fetch",
     "find_final",
     "find_newest",
+    "keep",
     "list_checkpoints",
     "new_save",
     "publish",
@@ -82,7 +92,8 @@ def publish(
     ``gather`` whatever happens to it, so nobody waits in vain.
     Raises ``StorageError`` on all processes alike if any of them failed: then nothing is committed (or, if the very
     commit was not answered, maybe it is: the data stay). What was stored of a save that certainly has no commit is
-    deleted at once.
+    deleted at once; so is a checkpoint whose step was committed by another save. A final result that lost is left to
+    the caller (``keep``, ``discard``): of a job that has ended it is all there is.
     """
     _, part_error = _guarded(lambda: _bring_part(store, save, sealed, node, upload, progress) if sealed else None)
     # Round 1: rank 0 must not commit before every part is stored.
@@ -97,8 +108,9 @@ def publish(
     # Nothing is deleted on this path: a commit that was not answered may still turn up and name these files.
     _raise_first(save, [error for _, error in outcomes], commit_error)
     published = next(published for published, _ in outcomes if published is not None)
+    is_lost = published.commit is not None and published.commit.save_id != save.save_id
     # Another save holds the slot. If its commit cannot be read (None), it might name our files, so they stay.
-    if leader and published.commit is not None and published.commit.save_id != save.save_id:
+    if leader and is_lost and save.step is not None:
         discard(store, save)
     return published
 

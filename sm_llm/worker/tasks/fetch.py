@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import StorageError
 from sm_llm.spec.tasks import FetchTask
 from sm_llm.storage.hub.hub_addresses import parse_hub
 from sm_llm.storage.hub.hub_fetch import StoreTarget, bring_files, select
@@ -16,7 +15,7 @@ from sm_llm.storage.uri import open_store
 from sm_llm.terminal import counted
 from sm_llm.worker.checkpoint.earlier import begins_alone
 from sm_llm.worker.inputs.hub_source import FetchReporter, report_source
-from sm_llm.worker.publishing.publish_final import announce
+from sm_llm.worker.publishing.publish_final import announce, settled
 
 if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec
@@ -66,7 +65,4 @@ def _publish(
     # Files are stored one by one, never on this node's disk as a whole: so the parts of ``publish_final`` are called
     # here one after the other.
     published = publication.commit(store, save, meta)
-    commit = published.commit
-    if commit is None or commit.run_id != context.job.run_id:
-        raise StorageError(f"the result was not published: {published.reason}")
-    announce(context, store, commit)
+    announce(context, store, settled(context, store, published, {save.save_id}))

@@ -322,7 +322,8 @@ class ScriptRunner:
             summary = {"argv": argv, "seconds": round(seconds, 3), "installed": self.installed}
             (output / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
         meta = {"kind": "script", "spec_digest": self.context.job.spec_digest}
-        publish_final(self.context, self.store, output, self.together, meta)
+        # How long the program ran is in the summary, and no part of what it made.
+        publish_final(self.context, self.store, output, self.together, meta, varying=(SUMMARY,))
 
     def _note_output(self, left: list[str], files: int) -> None:
         """Report what is not published, and a result with nothing in it."""
