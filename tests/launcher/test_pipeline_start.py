@@ -354,6 +354,42 @@ def test_an_archive_of_a_trial_which_no_run_publishes_is_refused(calls: list[Any
     refused(lambda: definition(tuned.result_uri), "steps.following.model", "'trials'")
 
 
+def test_trials_publish_where_the_estimator_says_with_variables_too(calls: list[Any]) -> None:
+    """They lay below the address without variables, and what the next step read was never written."""
+    import json
+
+    from sagemaker.tuner import ContinuousParameter, HyperparameterTuner
+    from sagemaker.workflow.parameters import ParameterInteger, ParameterString
+    from sagemaker.workflow.pipeline import Pipeline
+    from sagemaker.workflow.steps import TuningStep
+
+    own, steps, data = session(), ParameterInteger("N", 5), ParameterString("Data", "s3://bucket/data")
+    script = job("tuned", {"kind": "script", "entry": "-m json", "args": {"n": 5, "rate": 1e-4}})
+    rows = estimator(script, sagemaker_session=own, hyperparameters={"task.args.n": steps})
+    twice = estimator(job("many"), sagemaker_session=own, hyperparameters={"task.max_steps": steps})
+    plain = estimator(job("plain"), sagemaker_session=own)
+    rate = {"task.optim.learning_rate": ContinuousParameter(1e-5, 1e-3)}
+    options: dict[str, Any] = {"max_jobs": 2, "objective_type": "Minimize"}
+    metric = [{"Name": "mine:loss", "Regex": "loss ([0-9.]+)"}]
+    ranges = {"task.args.rate": ContinuousParameter(1e-5, 1e-3)}
+    first = HyperparameterTuner(rows, "mine:loss", ranges, metric_definitions=metric, **options).fit({"d": data})
+    several = HyperparameterTuner.create(
+        {"a": twice, "b": plain}, {"a": "train:loss", "b": "train:loss"}, {"a": rate, "b": rate}, **options
+    ).fit(include_cls_metadata={})
+    made = [TuningStep("one", step_args=first), TuningStep("two", step_args=several)]
+    text = Pipeline("p", parameters=[steps, data], steps=made, sagemaker_session=own).definition()
+    one, two = (it["Arguments"] for it in json.loads(text)["Steps"])
+    by_name = {it["DefinitionName"]: it for it in two["TrainingJobDefinitions"]}
+    for definition, est in ((one["TrainingJobDefinition"], rows), (by_name["a"], twice)):
+        address = est.run_uri.expr
+        assert {"Get": "Parameters.N"} in address["Std:Join"]["Values"]
+        assert definition["StaticHyperParameters"]["sm_llm_run"] == address
+    assert {"Get": "Parameters.Data"} in rows.run_uri.expr["Std:Join"]["Values"]
+    assert rows.run_uri.expr in [it["Value"] for it in one["Tags"]]
+    assert "sm_llm_run" not in by_name["b"]["StaticHyperParameters"]
+    assert plain.run_uri == plain.submission.job.run_uri
+
+
 def _started(est: Any) -> None:
     est.fit(wait=False)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 import os
@@ -286,15 +285,20 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         """The arguments of a step. What of its inputs only the pipeline knows is part of its run's address."""
         if job_name is not None or self._first.names_jobs:
             echo(f"  warning: {_NAMED_BY_PIPELINES}", err=True)
+        step = self._for_step(inputs)
+        step._is_fitting = True
+        name = job_name or self._staged.request["TrainingJobName"]
+        return super(_OfRuns, step).fit(merged, job_name=name, **options)
+
+    def _for_step(self, inputs: Any) -> Any:
+        """A copy for one step of a pipeline, at the address that this estimator names from now on."""
         given = {**self._given, "inputs": variables_of(inputs)}
         base = self.submission.job.run_uri
         refuse(run(STEP_CHECKERS, StepCall(base, given)))
         step = step_of(self, base, given)
         self._address = step._address
         step._built = attributes(step)
-        step._is_fitting = True
-        name = job_name or self._staged.request["TrainingJobName"]
-        return super(_OfRuns, step).fit(merged, job_name=name, **options)
+        return step
 
     def _store(self, *, with_record: bool = True) -> None:
         """Store the run, after a warning where its role is one that the credentials of the session cannot pass."""
@@ -314,15 +318,16 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         finally:
             self._is_fitting = before
 
-    def for_tuner(self) -> Any:
-        """What ``fit`` of a tuner uses: in a pipeline, which is defined later, a copy for its step."""
+    def for_tuner(self, inputs: Any) -> Any:
+        """What ``fit`` of a tuner uses: in a pipeline, which is defined later, a copy for its step.
+
+        Trials publish below its address, which follows variables as that of a training step does.
+        """
         # The estimator itself, so that attributes that are set after this are noticed.
         if not is_pipeline(self.sagemaker_session):
             return self
         source = self._source or self
-        own = copy.copy(source)
-        # The SDK changes this mapping in place, and a copy of an object shares it.
-        own._hyperparameters = dict(source._hyperparameters)
+        own = source._for_step(inputs)
         own._source = source
         return own
 

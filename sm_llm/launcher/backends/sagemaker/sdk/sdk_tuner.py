@@ -72,24 +72,25 @@ def _ours(tuner: Any) -> list[Any]:
 def _prepared(tuner: Any, inputs: Any) -> Any:
     """The inputs of a tuner's ``fit`` with those of the jobs; the tuner gets what it lacks. Raises ``PlanError``."""
     if tuner.estimator is not None:
-        tuner.estimator = tuner.estimator.for_tuner()
+        merged = tuner.estimator.inputs_of(inputs)
+        tuner.estimator = tuner.estimator.for_tuner(inputs)
         objective, ranges = tuner.objective_metric_name, tuner._hyperparameter_ranges or {}
         trials = TunerTrials(tuner.estimator, objective, tuner.objective_type, ranges, tuner.metric_definitions or [])
         tuner.metric_definitions = _checked(trials)
-        merged = tuner.estimator.inputs_of(inputs)
         tuner.estimator.show_start()
         return merged
     ours = {name: it for name, it in tuner.estimator_dict.items() if hasattr(it, "run_uri")}
     found = dict(inputs or {})
     for name, given in ours.items():
-        tuner.estimator_dict[name] = estimator = given.for_tuner()
+        own = given.inputs_of(found.get(name))
+        tuner.estimator_dict[name] = estimator = given.for_tuner(found.get(name))
         ranges = tuner._hyperparameter_ranges_dict[name] or {}
         definitions = tuner.metric_definitions_dict.get(name) or []
         trials = TunerTrials(
             estimator, tuner.objective_metric_name_dict[name], tuner.objective_type, ranges, definitions
         )
         tuner.metric_definitions_dict[name] = _checked(trials)
-        if (own := estimator.inputs_of(found.get(name))) is not None:
+        if own is not None:
             found[name] = own
         estimator.show_start()
     return found or None
