@@ -44,6 +44,28 @@ def resolve(job: JobSpec, inputs: Mapping[str, str], steps: Mapping[str, str]) -
     return job.model_copy(update={"task": type(job.task).model_validate(task), "inputs": own})
 
 
+def referring(job: JobSpec, outputs: Mapping[str, str]) -> JobSpec:
+    """The reverse of ``resolve``: each location in, or below, the output of a step becomes a reference to it.
+
+    ``outputs`` has where each step publishes, by name.
+    """
+
+    def change(_: str, text: str) -> str:
+        for name, output in outputs.items():
+            if text == output or text.startswith(f"{output}/"):
+                return f"steps.{name}.output{text[len(output) :]}"
+        return text
+
+    inputs: dict[str, Input] = {}
+    for name, value in job.inputs.items():
+        if isinstance(value, S3Input):
+            inputs[name] = value.model_copy(update={"uri": change(name, value.uri)})
+        else:
+            inputs[name] = change(name, value) if isinstance(value, str) else value
+    task = _map_strings(job.task.model_dump(), "task", change)
+    return job.model_copy(update={"task": type(job.task).model_validate(task), "inputs": inputs})
+
+
 def is_reference(text: str) -> bool:
     """Whether ``text`` is ``inputs.NAME[/sub]`` or ``steps.NAME.output[/sub]``."""
     return _REFERENCE.fullmatch(text) is not None

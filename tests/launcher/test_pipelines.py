@@ -310,9 +310,10 @@ class Client:
         self.sent.append(("stop", body))
 
 
-def job_files(flow: Any, variables: dict[str, str]) -> Any:
+def job_files(flow: Any, variables: dict[str, str], cache_days: int | None = 30) -> Any:
     """Reads the job files that a pipeline stores, from its definition in place of S3."""
-    found = {uri: body for step in definition(flow, variables=variables).steps for uri, body in step.uploads.items()}
+    stored = definition(flow, variables=variables, cache_days=cache_days).steps
+    found = {uri: body for step in stored for uri, body in step.uploads.items()}
     return lambda folder: JobFile.model_validate_json(found[f"{folder}job.json"])
 
 
@@ -382,6 +383,33 @@ def test_C8_values_that_a_pipeline_cannot_take_are_refused_before_it_starts(
         assert word in str(caught.value)
     assert [name for name, _ in client.sent] == ["create"]
     pipelines.start("flow", {"Steps": 5, "Rate": "2e-3", "Exact": True, "Floor": 1e-3}, connect=Connect(client))
+    assert [name for name, _ in client.sent] == ["create", "start"]
+
+
+@pytest.mark.parametrize("cache_days", [30, None])
+def test_C8_values_are_checked_against_what_other_steps_publish_with_them(
+    cache_days: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step alone took them; ``prepare`` was paid for, and ``train`` failed on its rows."""
+    client, variables = Client(), {
+        "Vocab": "steps.prepare.task.train_tokenizer.vocab_size",
+        "Length": "steps.train.task.data.seq_length",
+        "Rows": "steps.prepare.task.seq_length",
+    }  # fmt: skip
+    monkeypatch.setattr(pipelines, "store_files", lambda _: None)
+    monkeypatch.setattr(pipelines, "job_in", job_files(workflow(), variables, cache_days))
+    pipelines.upsert(workflow(), variables=variables, cache_days=cache_days, connect=Connect(client))
+    for values, words in (
+        ({"Vocab": 64_000}, ("values.Vocab: task.", "vocabulary of 64000, more than the model's 32000")),
+        ({"Length": 256}, ("values.Length: task.data.seq_length", "512 tokens each")),
+        ({"Rows": 256}, ("values.Rows: task.data.seq_length", "256 tokens each")),
+        ({"Rows": 256, "Vocab": 64_000}, ("256 tokens each", "vocabulary of 64000")),
+    ):
+        with pytest.raises(PlanError) as caught:
+            pipelines.start("flow", values, connect=Connect(client))
+        for word in words:
+            assert word in str(caught.value)
+    pipelines.start("flow", {"Rows": 256, "Length": 256, "Vocab": 16_000}, connect=Connect(client))
     assert [name for name, _ in client.sent] == ["create", "start"]
 
 

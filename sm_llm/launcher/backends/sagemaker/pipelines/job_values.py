@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.hyperparameters import applied
@@ -13,9 +13,15 @@ from sm_llm.launcher.backends.sagemaker.pipelines.settled import PROBLEM, launch
 from sm_llm.launcher.backends.sagemaker.pipelines.tuning_trials import SETTINGS, defined_setting_issues, defined_trials
 from sm_llm.launcher.backends.sagemaker.request.limits import FIELDS, limit_issues
 from sm_llm.launcher.backends.sagemaker.request.request import ATTEMPT_TAG, NAME_TAG, RUN_TAG
-from sm_llm.launcher.planner import load_whole, plan_loaded
+from sm_llm.launcher.planner import load_whole, plan_job
+from sm_llm.launcher.planning.draft import UpstreamOutput
+from sm_llm.launcher.planning.model_facts import known_preset
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
+from sm_llm.spec.references import referring
+from sm_llm.spec.tasks import PrepareTask
 from sm_llm.spec.validation.runner import overlap
+from sm_llm.storage.publication.result import RESULT
+from sm_llm.storage.uri import flattened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,14 +38,39 @@ _RESOURCES = {"ResourceConfig": ("ResourceConfig", "HyperParameterTuningResource
 _NO_FIELDS = ("name", "inputs", "backend.metric_definitions")
 
 
-def job_issues(job: DefinedJob, file: JobFile, values: Mapping[str, Any], before: Mapping[str, Any]) -> list[Issue]:
+@dataclass(frozen=True)
+class PublishingStep:
+    """A training step of a definition, whose result others may read: the address of its run, its job, its job file."""
+
+    address: Any
+    job: DefinedJob
+    file: JobFile
+
+
+@dataclass(frozen=True)
+class _Upstream:
+    """What the steps of a definition publish with some values: where, and what a plan knows of it."""
+
+    outputs: Mapping[str, str]
+    facts: Mapping[str, UpstreamOutput | None]
+    presets: Mapping[str, str | None]
+
+
+def job_issues(
+    job: DefinedJob,
+    file: JobFile,
+    values: Mapping[str, Any],
+    before: Mapping[str, Any],
+    publishing: Mapping[str, PublishingStep],
+) -> list[Issue]:
     """What the worker or the plan would refuse of a job with ``values``, and not with the values ``before``.
 
-    Paths are those of the specification. The job file may have been made on another machine: what its plan lacks here
-    it lacks with either values.
+    ``publishing`` are the steps that the job may read from, by name: their values count in its plan. Paths are those of
+    the specification. The job file may have been made on another machine: what its plan lacks here it lacks with either
+    values.
     """
-    found = _refused(job, file, values)
-    known = {_key(it) for it in _refused(job, file, before)} if found else set()
+    found = _refused(job, file, values, publishing)
+    known = {_key(it) for it in _refused(job, file, before, publishing)} if found else set()
     return [it for it in found if _key(it) not in known]
 
 
@@ -81,24 +112,52 @@ def _key(issue: Issue) -> tuple[str, str, str]:
     return issue.code, issue.path, issue.message
 
 
-def _refused(job: DefinedJob, file: JobFile, values: Mapping[str, Any]) -> list[Issue]:
+def _refused(
+    job: DefinedJob, file: JobFile, values: Mapping[str, Any], publishing: Mapping[str, PublishingStep]
+) -> list[Issue]:
     """Issues of the first trial that has any; a training job is one trial."""
-    texts = {name: it for name, value in job.hyperparameters.items() if (it := filled(value, values)) is not UNKNOWN}
-    fields = _fields(job, file.spec, values)
+    texts, fields = _texts(job, values), _fields(job, file.spec, values)
+    upstream = _upstream({name: it for name, it in publishing.items() if name != job.step}, values)
     for trial in defined_trials(job.ranges):
-        if found := _trial_issues(file, {**texts, **trial}, fields):
+        if found := _trial_issues(file, {**texts, **trial}, fields, upstream):
             return found
     return []
 
 
-def _trial_issues(file: JobFile, texts: Mapping[str, str], fields: Mapping[str, Any]) -> list[Issue]:
+def _texts(job: DefinedJob, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters of a job, as far as they are known."""
+    return {name: it for name, value in job.hyperparameters.items() if (it := filled(value, values)) is not UNKNOWN}
+
+
+def _upstream(publishing: Mapping[str, PublishingStep], values: Mapping[str, Any]) -> _Upstream:
+    outputs, jobs = {}, {}
+    for name, step in publishing.items():
+        if (address := filled(step.address, values)) is UNKNOWN:
+            continue
+        outputs[name] = f"{flattened(str(address))}/{RESULT}"
+        try:
+            jobs[name] = applied(step.file, _texts(step.job, values))[0].spec
+        except SpecError:  # the step's own check reports it
+            jobs[name] = step.file.spec
+    tasks = {name: referring(job, outputs).task for name, job in jobs.items()}
+    facts = {name: UpstreamOutput.of(task) if isinstance(task, PrepareTask) else None for name, task in tasks.items()}
+    return _Upstream(outputs, facts, {name: known_preset(tasks, name) for name in tasks})
+
+
+def _trial_issues(
+    file: JobFile, texts: Mapping[str, str], fields: Mapping[str, Any], upstream: _Upstream
+) -> list[Issue]:
     try:
         changed, _ = applied(file, texts)
         if launched(changed.spec) != launched(file.spec):
             remedy = "Write the values into the workflow and store it again"
             return [Issue("pipeline-values-fixed-at-launch", "values", PROBLEM, remedy=remedy)]
         # The plan of the definition: what the model, the data and the platform do not take is refused there, too.
-        plan_loaded(load_whole(changed.spec, fields=fields))
+        loaded = load_whole(changed.spec, fields=fields)
+        job: Any = loaded.spec
+        plan_job(
+            referring(job, upstream.outputs), origins=loaded.origins, upstream=upstream.facts, presets=upstream.presets
+        )
     except (SpecError, PlanError) as error:
         return list(error.issues)
     return []

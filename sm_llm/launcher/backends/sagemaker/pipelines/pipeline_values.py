@@ -11,6 +11,7 @@ from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import Issue, StorageError
 from sm_llm.launcher.backends.sagemaker.pipelines.defined_jobs import UNKNOWN, filled, jobs_of, steps_in, variables_in
 from sm_llm.launcher.backends.sagemaker.pipelines.job_values import (
+    PublishingStep,
     job_issues,
     named_at,
     request_variables,
@@ -18,6 +19,7 @@ from sm_llm.launcher.backends.sagemaker.pipelines.job_values import (
     variables_at,
 )
 from sm_llm.launcher.backends.sagemaker.pipelines.run_address import address_issues
+from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
 from sm_llm.runs.run_paths import JOB_FILE
 from sm_llm.spec.validation.fields import did_you_mean
 from sm_llm.spec.validation.runner import blocked_by
@@ -79,6 +81,23 @@ class GivenValues:
         return list(steps_in(self.definition.get("Steps", ())))
 
     @cached_property
+    def files(self) -> dict[str, JobFile]:
+        """Job files of the steps that can be read, by their folders."""
+        folders = {job.job_folder for step in self.steps for job in jobs_of(step) if job.job_folder is not None}
+        return {folder: file for folder in sorted(folders) if (file := self.read(folder)) is not None}
+
+    @cached_property
+    def publishing(self) -> dict[str, PublishingStep]:
+        """Training steps of ours, by name: what they publish depends on values, too."""
+        found = {}
+        for step in self.steps:
+            address = next((it["Value"] for it in step["Arguments"].get("Tags", ()) if it.get("Key") == RUN_TAG), None)
+            for job in jobs_of(step) if step["Type"] == "Training" and address is not None else ():
+                if (file := self.files.get(job.job_folder or "")) is not None:
+                    found[job.step] = PublishingStep(address, job, file)
+        return found
+
+    @cached_property
     def before(self) -> dict[str, Any]:
         """The values that the definition was checked with: defaults, each of its type."""
         return {
@@ -129,8 +148,8 @@ def check_jobs(given: GivenValues) -> Iterator[Issue]:
             # Defaults were checked when the pipeline was defined.
             if folder is None or not set().union(*paths.values()) & set(given.values):
                 continue
-            if (file := given.read(folder)) is not None:
-                for issue in job_issues(job, file, given.known, given.before):
+            if (file := given.files.get(folder)) is not None:
+                for issue in job_issues(job, file, given.known, given.before, given.publishing):
                     yield _of_values(issue, given, paths)
 
 
