@@ -354,7 +354,7 @@ def test_an_archive_of_a_trial_which_no_run_publishes_is_refused(calls: list[Any
     refused(lambda: definition(tuned.result_uri), "steps.following.model", "'trials'")
 
 
-def test_trials_publish_where_the_estimator_says_with_variables_too(calls: list[Any]) -> None:
+def test_trials_publish_below_the_run_uri_of_their_estimator_with_variables_too(calls: list[Any]) -> None:
     """They lay below the address without variables, and what the next step read was never written."""
     import json
 
