@@ -305,6 +305,8 @@ def _holds(address: Any, folder: Any) -> bool:
     if not isinstance(folder, str):
         return json.dumps(folder) in json.dumps(address)
     if isinstance(address, dict):
+        if "Std:Join" not in address:  # a parameter, or a property, alone
+            return False
         known = itertools.takewhile(lambda it: isinstance(it, str), address["Std:Join"]["Values"])
         address = str(address["Std:Join"]["On"]).join(known)
     return re.search(rf"{re.escape(folder)}(?![\w.-])", address) is not None
