@@ -74,9 +74,7 @@ def publish_result(context: Any, store: Any, files: dict[str, str], **options: A
     return uri
 
 
-def test_another_result_of_the_same_run_does_not_stand_for_this_jobs(
-    context: Any, bucket: str, s3_server: Any
-) -> None:
+def test_another_result_of_the_same_run_does_not_stand_for_this_jobs(context: Any, bucket: str, s3_server: Any) -> None:
     """Two jobs of a pipeline at one run address at once: the second one to end kept nothing and had exit code 0."""
     store = S3Store(bucket, "runs/job-1", S3Options(endpoint_url=s3_server.endpoint))
     first = publish_result(context, store, {"model.bin": "first"})
