@@ -274,6 +274,7 @@ CASES: list[Case] = [
     ("conversion-setting-without-effect", CONVERT, ("task.xser=false",)),
     ("secret-written-out", TRAIN, ("environment.HF=hf_" + "a" * 34,)),
     ("field-name-invalid", TRAIN, ({"task..x": 1},)),
+    ("override-key-not-text", TRAIN, ({"task": {3: 4}},)),
     ("field-too-deep", TRAIN, ({"a." * 100 + "b": 1},)),
     ("specification-not-found", "no-such-recipe", ()),
 ]

@@ -64,8 +64,10 @@ def _parse(path: Path, where: str) -> dict[str, Any]:
 
 def _download(name: str, where: str) -> Path:
     """The hub's copy, or the cached one when the hub does not answer."""
+    from sm_llm.reachable import connects
+
     try:
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
         from huggingface_hub.errors import (
             EntryNotFoundError,
             GatedRepoError,
@@ -78,7 +80,14 @@ def _download(name: str, where: str) -> Path:
         raise _error(
             "hub-client-missing", where, "is not a folder here, and huggingface_hub is not installed", name, remedy
         ) from None
+    remedy = "Give a local folder, or run once with a connection (HF_HUB_OFFLINE unset) to fill the cache."
+    problem = "is not a folder here, not in the hub's cache, and the hub cannot be reached"
     try:
+        if not constants.HF_HUB_OFFLINE and not connects(constants.ENDPOINT):
+            kept = try_to_load_from_cache(name, "config.json")
+            if isinstance(kept, str):
+                return Path(kept)
+            raise _error("hub-not-reached", where, problem, name, remedy)
         # The order below matters: GatedRepoError is a RepositoryNotFoundError, and LocalEntryNotFoundError an
         # EntryNotFoundError.
         return Path(hf_hub_download(name, "config.json"))
@@ -86,22 +95,15 @@ def _download(name: str, where: str) -> Path:
         raise _error("hub-name-invalid", where, "is neither a folder here nor a hub id", name) from None
     except GatedRepoError:
         page = f"https://huggingface.co/{name}"
-        remedy = f"Accept its licence at {page} and set HF_TOKEN to a token that may read it."
-        raise _error("hub-model-gated", where, "the hub refuses access to this gated model", name, remedy) from None
+        licence = f"Accept its licence at {page} and set HF_TOKEN to a token that may read it."
+        raise _error("hub-model-gated", where, "the hub refuses access to this gated model", name, licence) from None
     except RepositoryNotFoundError:
-        remedy = "Check the name; for a private model set HF_TOKEN."
+        token = "Check the name; for a private model set HF_TOKEN."
         raise _error(
-            "hub-model-not-found", where, "is neither a folder here nor a model on the hub", name, remedy
+            "hub-model-not-found", where, "is neither a folder here nor a model on the hub", name, token
         ) from None
     except LocalEntryNotFoundError:
-        remedy = "Give a local folder, or run once with a connection (HF_HUB_OFFLINE unset) to fill the cache."
-        raise _error(
-            "hub-not-reached",
-            where,
-            "is not a folder here, not in the hub's cache, and the hub cannot be reached",
-            name,
-            remedy,
-        ) from None
+        raise _error("hub-not-reached", where, problem, name, remedy) from None
     except EntryNotFoundError:
         raise _error("hub-model-without-config", where, "this model on the hub has no config.json", name) from None
     except OSError as error:

@@ -20,6 +20,8 @@ DEEPEST = 64
 MOST_CHARACTERS = 1_000_000
 # Of a whole number: about a thousand digits.
 _LARGEST_BITS = 3300
+# Characters of a key in a message.
+_SHOWN_KEY = 60
 
 
 @dataclass
@@ -183,6 +185,22 @@ def _characters(value: Any) -> int:
     return len(value) if isinstance(value, str | bytes) else 0
 
 
+def _assert_text_keys(value: Mapping[Any, Any], path: Path, origin: str) -> None:
+    """Raises ``SpecError`` for other keys: of {1: a, "1": b} one entry would be lost without a word."""
+    if wrong := [shown_key(key) for key in value if not isinstance(key, str)]:
+        problem = f"has the key {wrong[0]}, and keys are text"
+        remedy = 'Write the name of a field, in quotes: {"max_steps": 100}'
+        raise SpecError([Issue("override-key-not-text", ".".join(path[:3]), problem, remedy=remedy, origin=origin)])
+
+
+def shown_key(key: object) -> str:
+    """A key of a mapping in Python as messages show it."""
+    try:
+        return repr(key)[:_SHOWN_KEY]
+    except ValueError:  # Python refuses to write integers of more than 4,300 digits
+        return f"of type {type(key).__name__}"
+
+
 def _plain(value: Any, path: Path, origins: dict[Path, str], origin: str, size: Size) -> Any:
     origins[path] = origin
     if problem := size.enter(_characters(value)):
@@ -193,6 +211,7 @@ def _plain(value: Any, path: Path, origins: dict[Path, str], origin: str, size: 
         kept = [name for name in kind.model_fields if name in value.model_fields_set or constant(kind, name)]
         value = {name: getattr(value, name) for name in kept}
     if isinstance(value, Mapping):
+        _assert_text_keys(value, path, origin)
         value = {str(key): _plain(item, (*path, str(key)), origins, origin, size) for key, item in value.items()}
     elif isinstance(value, os.PathLike):
         value = os.fspath(value)

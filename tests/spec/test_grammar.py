@@ -159,10 +159,12 @@ def test_12e_6_so_are_keys_of_one_mapping_and_hyperparameters() -> None:
         of_arguments(["--task.max_steps", "5", "--task.max_steps=6"])
 
 
-@pytest.mark.parametrize("key", [3, None, b"name", ("task", "seed")])
+@pytest.mark.parametrize("key", [3, None, b"name", ("task", "seed"), pytest.param(10**5000, id="long")])
 def test_a_key_that_is_no_text_is_refused_in_words(key: Any) -> None:
     with pytest.raises(SpecError, match="a field is named by a dotted path"):
         load("tiny-local", [{key: 4}])
+    with pytest.raises(SpecError, match=r"task\.optim \(Python argument\): has the key .*, and keys are text"):
+        load("smoke", [{"task": {"optim": {key: 4, str(type(key)): 5}}}])
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,21 @@ def test_a_hub_that_cannot_be_reached_is_reported(hub: Hub, tmp_path: Path, monk
         fetch("hf://org/name", tmp_path)
 
 
+def test_E20_a_plan_without_a_connection_does_not_wait_for_the_librarys_retries(
+    hub: Hub, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    hub.add("org/name", MODEL)
+    kept = config_file(parse_hub("hf://org/name"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    tried: list[object] = []
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *given, **named: tried.append(given))
+    assert config_file(parse_hub("hf://org/name")) == kept
+    with pytest.raises(StorageError, match=r"hub at http://127\.0\.0\.1:9 cannot be reached.*name a folder"):
+        config_file(parse_hub("hf://org/other"))
+    assert not tried
+
+
 def test_a_full_disk_is_reported_before_anything_is_fetched(hub: Hub, tmp_path: Path, monkeypatch: Any) -> None:
     hub.add("org/name", MODEL)
     free = os.statvfs(tmp_path)

@@ -10,7 +10,7 @@ from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.job import JobSpec, StepSpec
 from sm_llm.spec.loading.yaml_text import from_typed, to_typed
 from sm_llm.spec.schema import dotted_paths, knows
-from sm_llm.spec.tree import DEEPEST, Path, Tree, from_python
+from sm_llm.spec.tree import DEEPEST, Path, Tree, from_python, shown_key
 from sm_llm.spec.validation.fields import closest, meant, nearest
 from sm_llm.terminal import quoted
 
@@ -104,8 +104,9 @@ def parse_fields(fields: Mapping[str, Any], origin: str = FIELD_ORIGIN) -> tuple
             except SpecError as error:
                 issues += [replace(issue, path=f"{key}.{issue.path}".rstrip(".")) for issue in error.issues]
         else:
+            shown = key if isinstance(key, str) else shown_key(key)
             issues.append(
-                Issue("field-name-invalid", str(key), "a field is named by a dotted path such as task.max_steps")
+                Issue("field-name-invalid", shown, "a field is named by a dotted path such as task.max_steps")
             )
     return parsed, issues
 

@@ -152,9 +152,16 @@ def config_file(address: HubAddress) -> Path:
 
     Raises ``StorageError`` like ``look_up``.
     """
+    from sm_llm.reachable import connects
+
     hub = library(address)
     name = f"{address.path}/config.json" if address.path else "config.json"
     with hub_errors(address):
+        if not hub.constants.HF_HUB_OFFLINE and not connects(endpoint()):
+            kept = hub.try_to_load_from_cache(address.repository, name, revision=address.revision)
+            if isinstance(kept, str):
+                return Path(kept)
+            raise StorageError(_not_reached("it accepts no connection"))
         found = hub.hf_hub_download(address.repository, name, revision=address.revision, endpoint=endpoint())
         return Path(found)
 
@@ -163,6 +170,7 @@ def library(address: HubAddress) -> Any:
     """``huggingface_hub``, without its progress bars. Raises ``StorageError`` where it is not installed."""
     try:
         import huggingface_hub
+        import huggingface_hub.constants
         import huggingface_hub.file_download
         import huggingface_hub.utils
     except ImportError as error:
@@ -232,11 +240,15 @@ def _reason(address: HubAddress, error: Exception) -> str:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"disk full: {error.strerror}. What is fetched stays; the same call continues"
     if _is_network(error) or isinstance(error, ConnectionError):
-        return (
-            f"the hub at {endpoint()} cannot be reached ({_words(error)}). Without a connection, name a folder or "
-            "s3:// address that holds the files"
-        )
+        return _not_reached(_words(error))
     return _words(error)
+
+
+def _not_reached(why: str) -> str:
+    return (
+        f"the hub at {endpoint()} cannot be reached ({why}). Without a connection, name a folder or "
+        "s3:// address that holds the files"
+    )
 
 
 def _about_token() -> str:

@@ -165,8 +165,12 @@ class ScriptPublisher:
 
     def report_changing(self) -> None:
         """Name the newest folder of a program that was stopped or killed, if it may be half written."""
-        found = [] if self._complete else self._listed(self._folders)
-        left = [it for it in found if it[0] > self._done and quiet_since(it[1]) < SETTLE_SECONDS]
+
+        def changing() -> list[tuple[int, Path]]:
+            newer = [it for it in self._folders() if it[0] > self._done]
+            return [it for it in newer if quiet_since(it[1]) < SETTLE_SECONDS]
+
+        left = [] if self._complete else self._listed(changing)
         if left and self._context.process.is_leader:
             rule = f"changed within {SETTLE_SECONDS:.0f} s of the end of a program that was stopped or killed"
             way = "It may be half written; sm_llm.publish(folder, step) hands a folder over at once"
