@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from sm_llm.models.families.family import Config, Family
 
 
+# Python refuses to read integers of more than 4,300 digits, in words that are for programmers.
+_MOST_DIGITS = 1_000
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[A-Za-z0-9][\w-]*")
 
 
@@ -46,7 +48,10 @@ def read_config(path_or_id: str | Path, *, where: str = "task.model.path") -> di
 
 def _parse(path: Path, where: str) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if text.startswith("\ufeff"):
+            raise ValueError("it begins with a byte order mark. Save it as UTF-8 without one")
+        config = json.loads(text, object_pairs_hook=_without_repeats, parse_int=_int)
     except FileNotFoundError:
         raise _error(
             "model-folder-without-config",
@@ -60,6 +65,21 @@ def _parse(path: Path, where: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise _error("model-config-not-an-object", where, "holds no JSON object", str(path))
     return config
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:  # only the last would count
+            raise ValueError(f"{name} is given twice. Keep one")
+        seen.add(name)
+    return dict(pairs)
+
+
+def _int(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"it holds a number of {len(digits):,} digits")
+    return int(digits)
 
 
 def _download(name: str, where: str) -> Path:
@@ -119,6 +139,18 @@ _DTYPES = ("dtype", "torch_dtype")
 _FLOATS = ("float32", "bfloat16", "float16", "float64")
 # Facts about the folder a config came from, not about the model.
 _FORGOTTEN = frozenset({"_name_or_path", "transformers_version", "auto_map", "_attn_implementation"})
+_GENERAL = """
+add_cross_attention attn_implementation bad_words_ids begin_suppress_tokens chunk_size_feed_forward classifier_dropout
+cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample early_stopping
+encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task forced_bos_token_id
+forced_eos_token_id gradient_checkpointing id2label is_decoder is_encoder_decoder label2id length_penalty max_length
+min_length model_type no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions
+output_hidden_states output_scores prefix problem_type pruned_heads remove_invalid_values repetition_penalty
+return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
+tie_encoder_decoder tokenizer_class top_k top_p torchscript typical_p use_bfloat16 use_cache architectures
+"""
+GENERAL_FIELDS = frozenset(_GENERAL.split())
+"""What transformers may write into any config, mostly attributes of ``PretrainedConfig``: no wish of a user's."""
 _KNOWN_IN_444 = ("gpt_neox", "llama", "mistral", "mixtral", "qwen2")
 _SAFE = frozenset({*rope.SPELLINGS, *_DTYPES})
 
@@ -282,6 +314,16 @@ def _override_issue(kind: Family, config: Config, name: str, value: Any, pretrai
         value,
         f"These can: {', '.join(allowed)}.",
     )
+
+
+def unknown_fields(config: Config) -> Iterator[str]:
+    """Fields of a canonical ``config`` that neither its family nor every config of transformers has, and that ask for
+    something.
+    """
+    known = family(config).fields.keys() | GENERAL_FIELDS | _SAFE | _FORGOTTEN
+    for name, value in config.items():
+        if name not in known and not name.startswith("_") and value not in (None, False, [], {}):
+            yield name
 
 
 def _value_issue(kind: Family, name: str, value: Any) -> Issue | None:

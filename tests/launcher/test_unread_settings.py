@@ -241,6 +241,39 @@ def test_12f_a_field_of_a_config_that_no_training_reads_is_warned_of(kind: str, 
     assert not found(job=job)
 
 
+def of_file(folder: Any, kind: str, **more: Any) -> list[str]:
+    """The messages of a plan of a model whose config.json has ``more`` fields."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+             "vocab_size": 64}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps({"model_type": kind, **sizes, **more}))
+    (made,) = plan({**JOB, "task": {**JOB["task"], "model": {"path": str(folder)}}})
+    return [f"{it.path}: {it.message}" for it in made.issues if it.code.endswith(CODE)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [("mixtral", "output_router_logits", True), ("mixtral", "router_aux_loss_coef", 0.02), ("llama", "qk_norm", True),
+     ("llama", "num_experts", 8), ("llama", "pretraining_tp", 2)],
+)  # fmt: skip
+def test_C7_a_field_without_effect_in_a_file_is_warned_of(tmp_path: Any, kind: str, name: str, value: Any) -> None:
+    (message,) = of_file(tmp_path, kind, num_key_value_heads=2, **{name: value})
+    assert message.startswith(f"task.model.path: its {name} has no effect")
+
+
+def test_C7_what_transformers_writes_into_every_config_is_not_warned_of(tmp_path: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    for kind in FAMILIES:
+        sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1,
+                 "intermediate_size": 64, "vocab_size": 64, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
+                 "head_dim": 32}  # fmt: skip
+        if kind == "gpt_neox":
+            sizes = {name: it for name, it in sizes.items() if name not in ("num_key_value_heads", "head_dim")}
+        written = transformers.AutoConfig.for_model(kind, **sizes).to_dict()
+        own = {name: it for name, it in written.items() if name not in ("model_type", "hidden_size", *sizes)}
+        given = {name: it for name, it in sizes.items() if name in ("num_key_value_heads", "head_dim")}
+        assert of_file(tmp_path, kind, **{**given, **own, "architectures": None, "dtype": "float32"}) == [], kind
+
+
 def test_12f_a_gpu_is_for_the_estimate_of_a_training() -> None:
     script = {"name": "s", "task": {"kind": "script", "entry": "-m json"}}
     assert set(found("compute.gpu=h100", job=script)) == {"compute.gpu"}

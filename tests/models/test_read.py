@@ -49,6 +49,21 @@ def test_broken_file(tmp_path: Path, text: str, message: str) -> None:
         read_config(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"hidden_size": 48, "hidden_size": 96}', r"cannot be read as JSON: hidden_size is given twice. Keep one"),
+        ('\ufeff{"hidden_size": 48}', r"it begins with a byte order mark. Save it as UTF-8 without one"),
+        ('{"hidden_size": ' + "1" * 6000 + "}", r"it holds a number of 6,000 digits"),
+    ],
+    ids=["twice", "mark", "digits"],
+)
+def test_what_is_no_unambiguous_config_is_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    with pytest.raises(SpecError, match=message):
+        read_config(tmp_path)
+
+
 def test_folder_without_config(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"task\.start\.pretrained: the folder holds no config\.json"):
         read_config(tmp_path, where="task.start.pretrained")

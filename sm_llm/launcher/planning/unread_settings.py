@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import DataError, Issue, SpecError, warning
 from sm_llm.launcher.planning.local_paths import local_folder
+from sm_llm.launcher.planning.model_facts import pretrained_source
+from sm_llm.models.config import unknown_fields
 from sm_llm.models.families.table import family
 from sm_llm.spec.inputs import S3Input, input_location
 from sm_llm.spec.job_machines import computes_on_cpu
-from sm_llm.spec.references import sources
+from sm_llm.spec.references import is_reference, sources
 from sm_llm.spec.tasks import FetchTask, PrepareTask, TrainTask, training_of
 from sm_llm.spec.training import STREAM_BUILDERS
 from sm_llm.storage.uri import is_s3
@@ -186,10 +188,21 @@ def _model_issues(task: TrainTask, draft: Draft) -> Iterator[Issue]:
     if config is None:
         return
     kind = family(config)
-    for name, value in task.model.config.items():
+    file = "task.model.path" if task.model.path is not None else "task.start.pretrained"
+    # A preset is ours, also where an earlier step fetches it: what else it has is no wish of the user's.
+    is_ours = task.model.preset is not None or (task.model.path is None and is_reference(pretrained_source(task) or ""))
+    read = {} if is_ours else config
+    for name, value in {**read, **task.model.config}.items():
         why = OF_MODELS.get((kind.model_type, name))
-        if why is not None and value is not None and value != kind.fields[name].default:
+        if why is None or value is None or value == kind.fields[name].default:
+            continue
+        if name in task.model.config:
             yield warning("model-field-without-effect", f"task.model.config.{name}", f"has no effect: {why}", value)
+        elif why is not _NO_WINDOW:  # published files state windows beside use_sliding_window: false
+            yield warning("model-field-without-effect", file, f"its {name} has no effect: {why}", value)
+    for name in () if is_ours else unknown_fields(config):
+        problem = f"its {name} has no effect: it is not a config field of {kind.model_type} models"
+        yield warning("model-field-without-effect", file, problem, config[name])
 
 
 def _has_copies(task: TrainTask, draft: Draft) -> bool:
