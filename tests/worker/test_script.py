@@ -223,6 +223,40 @@ def test_a_program_continues_from_the_checkpoint_it_handed_over(tmp_path: Path) 
     assert "published already" in events(job.folder, "nothing_done")[-1]["reason"]
 
 
+OVERTAKEN = """
+import os, sys
+from pathlib import Path
+from sm_llm.storage.publication.publish import new_save, publish, seal
+from sm_llm.storage.uri import open_store
+
+run, text = sys.argv[1:]
+Path(os.environ["SM_LLM_OUTPUT"], "model.bin").write_text("mine")
+working = Path(run).with_name("working")
+working.mkdir()
+(working / "model.bin").write_text(text)
+save = new_save(Path(run).name, None, world_size=1, node_count=1)
+sealed = seal(working, working.with_name("sealed"))
+publish(open_store(run), save, sealed, node=0, leader=True, gather=lambda value: [value])
+"""
+"""Meanwhile another job at the address of this one ends, and publishes a text."""
+
+
+def test_a_job_that_another_one_overtakes_fails_and_keeps_its_result(tmp_path: Path) -> None:
+    job = Job(tmp_path, OVERTAKEN, args=[str(tmp_path / "run"), "another"])
+    assert job.run() == 1
+    assert "Two jobs have run at one address. This job's own result is kept: sm-llm sync" in job.failure
+    made = {path.read_text() for path in job.folder.glob("final/*/data/model.bin")}
+    assert made == {"another", "mine"}
+    assert (result_folder(job.folder) / "model.bin").read_text() == "another"
+
+
+def test_a_job_whose_equal_result_another_one_has_published_ends_well(tmp_path: Path) -> None:
+    job = Job(tmp_path, OVERTAKEN, args=[str(tmp_path / "run"), "mine"])
+    assert job.run() == 0
+    assert "its result is equal to this job's" in events(job.folder, "notice")[-1]["message"]
+    assert len(list(job.folder.glob("final/*"))) == 1
+
+
 def test_I7_a_run_that_published_never_begins_from_scratch_unasked(tmp_path: Path) -> None:
     """Its events report that it published, its storage shows nothing."""
     job = Job(tmp_path, CHECKPOINTS, args=[str(tmp_path / "run")])
