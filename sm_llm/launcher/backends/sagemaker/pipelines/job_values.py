@@ -48,7 +48,7 @@ class PublishingStep:
 
 
 @dataclass(frozen=True)
-class _Upstream:
+class _EarlierOutputs:
     """What the steps of a definition publish with some values: where, and what a plan knows of it."""
 
     outputs: Mapping[str, str]
@@ -117,9 +117,9 @@ def _refused(
 ) -> list[Issue]:
     """Issues of the first trial that has any; a training job is one trial."""
     texts, fields = _texts(job, values), _fields(job, file.spec, values)
-    upstream = _upstream({name: it for name, it in publishing.items() if name != job.step}, values)
+    earlier = _earlier_outputs({name: it for name, it in publishing.items() if name != job.step}, values)
     for trial in defined_trials(job.ranges):
-        if found := _trial_issues(file, {**texts, **trial}, fields, upstream):
+        if found := _trial_issues(file, {**texts, **trial}, fields, earlier):
             return found
     return []
 
@@ -129,7 +129,7 @@ def _texts(job: DefinedJob, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: it for name, value in job.hyperparameters.items() if (it := filled(value, values)) is not UNKNOWN}
 
 
-def _upstream(publishing: Mapping[str, PublishingStep], values: Mapping[str, Any]) -> _Upstream:
+def _earlier_outputs(publishing: Mapping[str, PublishingStep], values: Mapping[str, Any]) -> _EarlierOutputs:
     outputs, jobs = {}, {}
     for name, step in publishing.items():
         if (address := filled(step.address, values)) is UNKNOWN:
@@ -141,11 +141,11 @@ def _upstream(publishing: Mapping[str, PublishingStep], values: Mapping[str, Any
             jobs[name] = step.file.spec
     tasks = {name: referring(job, outputs).task for name, job in jobs.items()}
     facts = {name: UpstreamOutput.of(task) if isinstance(task, PrepareTask) else None for name, task in tasks.items()}
-    return _Upstream(outputs, facts, {name: known_preset(tasks, name) for name in tasks})
+    return _EarlierOutputs(outputs, facts, {name: known_preset(tasks, name) for name in tasks})
 
 
 def _trial_issues(
-    file: JobFile, texts: Mapping[str, str], fields: Mapping[str, Any], upstream: _Upstream
+    file: JobFile, texts: Mapping[str, str], fields: Mapping[str, Any], earlier: _EarlierOutputs
 ) -> list[Issue]:
     try:
         changed, _ = applied(file, texts)
@@ -156,7 +156,7 @@ def _trial_issues(
         loaded = load_whole(changed.spec, fields=fields)
         job: Any = loaded.spec
         plan_job(
-            referring(job, upstream.outputs), origins=loaded.origins, upstream=upstream.facts, presets=upstream.presets
+            referring(job, earlier.outputs), origins=loaded.origins, upstream=earlier.facts, presets=earlier.presets
         )
     except (SpecError, PlanError) as error:
         return list(error.issues)
