@@ -311,6 +311,21 @@ def test_S5_only_steps_of_ours_follow_the_pointer_of_a_result_and_others_are_nam
         refused(lambda it=location: flow(it), "is not where one publishes its result", "S3ModelArtifacts")
 
 
+def test_S4_a_property_of_a_step_that_a_setting_cannot_be_is_refused(calls: list[Any]) -> None:
+    own = session()
+    one = training(estimator(job("first"), sagemaker_session=own), "one").properties
+
+    def second(**given: Any) -> Any:
+        values = {name.replace("__", "."): value for name, value in given.items()}
+        return estimator(job("second"), sagemaker_session=own, hyperparameters=values)
+
+    rate = one.FinalMetricDataList["train:loss"].Value
+    for value in (one.TrainingJobName, rate):
+        refused(lambda it=value: second(task__max_steps=it), "task.max_steps", "a whole number")
+    refused(lambda: second(task__optim__learning_rate=one.TrainingJobName), "task.optim.learning_rate", "a number")
+    assert second(task__optim__learning_rate=rate)
+
+
 @pytest.mark.parametrize("validates", [True, False])
 def test_S5_a_condition_on_a_metric_that_its_step_never_reports_is_refused(validates: bool, calls: list[Any]) -> None:
     from sagemaker.workflow.condition_step import ConditionStep

@@ -65,6 +65,7 @@ def leaving_alone(run_store: RunStore) -> Iterator[None]:
 
 
 def _gone(run_store: RunStore, run_id: str, attempt: Attempt) -> NativeState:
+    run_store.refresh(f"events/attempt-{attempt.number}-")
     return NativeState.of(
         record_outcome(run_store, attempt, stopped(run_store, run_id, "its training job was never created"))
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_EXECUTION = "Execution."
+_EXECUTION, _STEPS = "Execution.", "Steps."
 # What the platform puts in the place of a variable of the execution, by name.
 _EXAMPLES: Mapping[str, tuple[Any, ...]] = {
     # The ids are 12 characters that the service draws; one of digits alone would be the rare exception.
@@ -60,6 +60,12 @@ def expression_examples(expression: Any) -> tuple[Any, ...]:
     name = expression.get("Get", "") if isinstance(expression, dict) else ""
     if isinstance(name, str) and name.startswith(_EXECUTION):
         return _EXAMPLES.get(name.removeprefix(_EXECUTION), ())
+    last = name.rpartition(".")[2] if isinstance(name, str) and name.startswith(_STEPS) else ""
+    # The name of a job, whatever names it; the value of a metric is hardly ever a whole number.
+    if last.endswith("JobName"):
+        return _EXAMPLES["TrainingJobName"]
+    if last == "Value" and ".FinalMetricDataList" in name:
+        return 2.3456, 0.5, 1.5e-4
     return ("s3://bucket/prefix",) if is_address(expression) else ()
 
 
