@@ -113,7 +113,11 @@ def proceed(
     _submit(plans, run.run_store, record, resume=resume, digest=loaded.digest, change=change)
     echo(*filter(None, [dropped]), *continued.notes, err=True)
     again = RunHandle(run.run_store)
-    again.continued_attempt, again.continued_from = number, continued.starts
+    again.continued_attempt = number
+    for plan in plans:
+        step = plan.step or ""
+        start = {"start": continued.starts[step]} if step in continued.starts else {}
+        again.continued_plans[step] = {"settings": plan.settings | start, "warnings": plan.warnings}
     return again
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
 from sm_llm.launcher.backend import workflows_of
@@ -32,8 +32,8 @@ class RunHandle(RunReader):
         super().__init__(run)
         # Set by ``launch`` when it continued this run instead of starting another.
         self.continued_attempt: int | None = None
-        # Step of the workflow (empty for a job) -> the checkpoint that it then continues from, in words.
-        self.continued_from: dict[str, str] = {}
+        # Step of the workflow (empty for a job) -> settings and warnings of the plan that it then continues with.
+        self.continued_plans: dict[str, dict[str, Any]] = {}
 
     @property
     def is_local(self) -> bool:

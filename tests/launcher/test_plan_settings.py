@@ -11,6 +11,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sm_llm.cli.app import app
+from sm_llm.errors import RunFailed
+from sm_llm.launcher.api import launch
 from sm_llm.launcher.build_submission import new_record
 from sm_llm.launcher.display.live import begin
 from sm_llm.launcher.display.tables import plan_table
@@ -61,6 +63,31 @@ def fit_shows(found: Plan, storage: Path) -> str:
     console = Console(file=io.StringIO(), width=200)
     begin(Run(run_store), console)
     return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+@pytest.mark.integration
+def test_C10_a_continued_run_shows_what_its_next_attempt_installs(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text("raise SystemExit(3)")
+    (source / "requirements.txt").write_text("nosuchpkg>=3; python_version < '3'\n")
+    job = {
+        "name": "own", "task": {"kind": "script", "entry": "train.py", "source": str(source)},
+        "storage": str(tmp_path / "runs"), "compute": {"processes_per_instance": 1},
+    }  # fmt: skip
+    shown = []
+    for attempt in (1, 2):
+        run = launch(job)
+        console = Console(file=io.StringIO(), width=200)
+        begin(run, console)
+        shown.append(str(console.file.getvalue()))  # type: ignore[attr-defined]
+        with pytest.raises(RunFailed):
+            run.wait()
+        assert len(run.attempts) == attempt
+        (source / "requirements.txt").unlink(missing_ok=True)
+    assert "installs" in shown[0]
+    assert "as attempt 2" in shown[1]
+    assert "installs" not in shown[1]
 
 
 @pytest.mark.parametrize(

@@ -203,14 +203,13 @@ def begin(run: RunHandle, console: Console) -> None:
     where = "It runs in the background" if run.is_local else f"It is {run.native_uri}"
     for plan in run.record.plan:
         prefix = f"{plan['step']}: " if plan.get("step") else ""
-        settings = plan.get("settings", {})
-        # The record's words are those of the first launch.
-        if start := run.continued_from.get(plan.get("step") or ""):
-            settings = {**settings, "start": start}
+        # The record's words are those of the first launch; files beside the specification may have changed since.
+        shown = plan | run.continued_plans.get(plan.get("step") or "", {})
+        settings = shown.get("settings", {})
         width = max(10, *map(len, settings), 0)
         for name, value in settings.items():
             console.print(f"  {prefix}{name:<{width}} {value}", soft_wrap=True)
-        for warning in plan.get("warnings", ()):
+        for warning in shown.get("warnings", ()):
             console.print(f"  {prefix}warning: {warning}", style="yellow", soft_wrap=True)
     hint = f"{where}; follow it from anywhere with: sm-llm logs -f {quoted(run.uri)}"
     console.print(hint, style="dim", soft_wrap=True)
