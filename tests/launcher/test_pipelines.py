@@ -180,7 +180,7 @@ def test_what_all_steps_share_is_reported_once_and_by_the_name_that_the_user_gav
 
 
 def test_HP08_variables_that_make_too_many_hyperparameters_or_too_long_ones_are_reported() -> None:
-    many = {f"V{number}": f"steps.train.environment.V{number}" for number in range(97)}
+    many = {f"V{number}": f"steps.train.environment.V{number}" for number in range(96)}
     flow = workflow()
     flow["steps"]["train"]["environment"] = dict.fromkeys(many, "1")
     with pytest.raises(PlanError, match=r"step train would get 10\d hyperparameters; the service takes 100"):
