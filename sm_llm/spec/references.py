@@ -134,6 +134,17 @@ def step_dependencies(workflow: WorkflowSpec, step: str) -> set[str]:
     return set(spec.after) | {name for _, kind, name in references(spec) if kind == "step"}
 
 
+def texts(job: JobSpec) -> dict[str, str]:
+    """Every text in the task, by dotted path: whatever a task is given, arguments of a program among it."""
+    found: dict[str, str] = {}
+
+    def note(path: str, text: str) -> str:
+        return found.setdefault(path, text)
+
+    _map_strings(job.task.model_dump(), "task", note)
+    return found
+
+
 def _replace(path: str, text: str, inputs: Mapping[str, str], steps: Mapping[str, str], issues: list[Issue]) -> str:
     match = _REFERENCE.fullmatch(text)
     if not match:

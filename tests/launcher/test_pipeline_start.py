@@ -238,7 +238,8 @@ def test_S5_an_address_among_the_arguments_of_a_program_is_waited_for(calls: lis
     own = session()
     first = estimator(job("first"), sagemaker_session=own)
     one = training(first, "one")
-    for args, path in (({"model": first.result_uri}, "model"), (["-m", f"--m={first.result_uri}/x"], "1")):
+    result = first.result_uri
+    for args, path in (({"model": result}, "model"), (["-m", f"--m={result}/x"], "1"), ({"job": result}, "job")):
         script = {"kind": "script", "entry": "-m json", "args": args}
         step_args = estimator(job("second", script), sagemaker_session=own).fit()
 
@@ -249,6 +250,58 @@ def test_S5_an_address_among_the_arguments_of_a_program_is_waited_for(calls: lis
 
         refused(flow, f"steps.two.task.args.{path}: reads what one publishes", "depends_on=['one']")
         assert flow(depends_on=["one"])
+
+
+def test_A1_the_address_of_a_run_that_no_step_writes_is_refused(
+    calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    import boto3
+    from sagemaker.workflow.functions import Join
+    from sagemaker.workflow.parameters import ParameterInteger, ParameterString
+    from sagemaker.workflow.pipeline import Pipeline
+    from sagemaker.workflow.steps import TrainingStep
+
+    own, count, given_at = session(), ParameterInteger("N", 5), ParameterString("P", f"s3://{BUCKET}/train")
+    script = {"kind": "script", "entry": "-m json"}
+
+    def flow(one: Any, location: Any, read: str = "channel") -> str:
+        task = {**TRAIN, "start": {"checkpoint": location}} if read == "start" else script
+        given = {"environment": {"OutputDataConfig": location}} if read == "environment" else {}
+        second = estimator(job("second", task), sagemaker_session=own, **given)
+        two = TrainingStep(
+            "two", step_args=second.fit({"m": location} if read == "channel" else None), depends_on=[one]
+        )
+        text: str = Pipeline("p", parameters=[count, given_at], steps=[one, two], sagemaker_session=own).definition()
+        return text
+
+    words = "is a run that no step of this pipeline writes", "that of one lies at s3://", "after fit()"
+    for inputs, given in (
+        ({"m": f"s3://{BUCKET}/other"}, {}),
+        ({"m": given_at}, {}),
+        ({"m": given_at}, {"hyperparameters": {"task.args.n": count}}),
+    ):
+        first = estimator(job("first", {**script, "args": {"n": 1}}), sagemaker_session=own, **given)
+        before, one = first.result_uri, training(first, "one", inputs)
+        refused(lambda one=one, it=before: flow(one, it), "steps.two.m: ", *words)
+    refused(lambda: flow(one, Join("/", [before, "x"])), "steps.two.m: ", *words)
+    refused(lambda: flow(one, before, "environment"), "steps.two.Environment.OutputDataConfig: ", *words)
+    first = estimator(job("first", {**script, "args": {"n": 1}}), sagemaker_session=own)
+    run_before, one = first.run_uri, training(first, "one", {"m": given_at})
+    refused(lambda: flow(one, run_before, "start"), "steps.two.task.start.checkpoint: ", *words)
+    assert flow(one, one.properties.ModelArtifacts.S3ModelArtifacts)
+    missing = estimator(job("missing", script), sagemaker_session=own)
+    refused(lambda: flow(one, missing.result_uri), "no step of this pipeline writes", "Add its step")
+    capsys.readouterr()
+    sdk_pipelines._warn_once.cache_clear()
+    # What an earlier execution has published is there to be read, and is named where it is that of a step of this name.
+    first = estimator(job("first", script), sagemaker_session=own)
+    for it in (missing, first):
+        key = f"{it.run_uri.removeprefix(f's3://{BUCKET}/')}/ckpt/commits/final.json"
+        boto3.client("s3").put_object(Bucket=BUCKET, Key=key, Body=b"{}")
+    assert flow(one, missing.result_uri)
+    assert "an earlier run is read there" not in capsys.readouterr().err
+    assert flow(one, first.result_uri)
+    assert f"no step of this pipeline writes {first.result_uri}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("reader", ["ours", "plain", "processing", "model", "package"])

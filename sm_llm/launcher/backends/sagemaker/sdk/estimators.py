@@ -353,7 +353,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
 
     @property
     def model_data(self) -> Any:
-        where = "The result of the next fit will be at estimator.result_uri"
+        where = "Call fit(); after it estimator.result_uri is where the result will be"
         self._assert_started("model_data", "is where a job left its model", where, ends="")
         return super().model_data
 

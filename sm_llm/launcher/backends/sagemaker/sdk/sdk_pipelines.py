@@ -13,21 +13,24 @@ import json
 import re
 from contextlib import nullcontext
 from dataclasses import dataclass
+from os.path import commonpath
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.hyperparameters import is_reserved
 from sm_llm.contract.job_file import JOB_CHANNEL
-from sm_llm.errors import Issue
+from sm_llm.errors import Issue, StorageError
 from sm_llm.launcher.backends.sagemaker.pipelines.defined_jobs import jobs_of, steps_in
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import VALUE_CHECKERS, GivenValues, job_in
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG, VALIDATION
 from sm_llm.launcher.planning.unread_settings import has_validation
 from sm_llm.runs.run_paths import STEPS
-from sm_llm.spec.references import outputs
+from sm_llm.spec.references import outputs, texts
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.validation.runner import refuse, run
+from sm_llm.storage.publication.keys import COMMITS
 from sm_llm.storage.publication.result import POINTER, RESULT
 from sm_llm.storage.s3.s3_client import as_session
+from sm_llm.storage.uri import open_store
 from sm_llm.terminal import echo
 
 if TYPE_CHECKING:
@@ -55,6 +58,10 @@ _OF_BEST_TRIAL = (
 )
 # Blocks of a request with what a step writes and is named by; a channel brings its own job file.
 _WRITTEN = ("Tags", "OutputDataConfig", "ProcessingOutputConfig", "TransformOutput", JOB_CHANNEL)
+_RUN = re.compile(r"(?P<root>s3://\S+)/(?P<name>[^/\s]+)-[0-9a-f]{12}(?![\w.-])")
+"""The address of a step's run, which is named by its content."""
+_KNOWN = re.compile(r'((?:(?!\{")\S)*)(\{")?')
+"""The rest of an address in a text, up to its first expression, and whether there is one."""
 
 
 def watch_pipelines() -> None:
@@ -70,7 +77,7 @@ def watch_pipelines() -> None:
     def definition(self: Any) -> str:
         text: str = original(self)
         with _session_of(self):
-            refuse(run(WRITTEN_PIPELINE_CHECKERS, WrittenPipeline(json.loads(text), job_in)))
+            refuse(run(WRITTEN_PIPELINE_CHECKERS, WrittenPipeline(json.loads(text), job_in, run_is_there)))
         return text
 
     begin = Pipeline.start
@@ -104,10 +111,15 @@ def _session_of(pipeline: Any) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class WrittenPipeline:
-    """A pipeline as it was written by hand. ``read`` gives the job file in a folder in S3, or None."""
+    """A pipeline as it was written by hand.
+
+    ``read`` gives the job file in a folder in S3, or None. ``is_there`` returns whether a run has published something,
+    for its address and what is named below it.
+    """
 
     definition: Mapping[str, Any]
     read: Callable[[str], JobFile | None]
+    is_there: Callable[[str, str], bool]
 
 
 def check_step_addresses(pipeline: WrittenPipeline) -> Iterator[Issue]:
@@ -136,9 +148,7 @@ def check_step_order(pipeline: WrittenPipeline) -> Iterator[Issue]:
     # Of a single step there is nothing to wait for, and no job file to read.
     for step in steps if len(steps) > 1 and runs else ():
         name = step["Name"]
-        # The arguments of a condition hold the steps of its branches, which are judged by themselves.
-        arguments = step["Arguments"].get("Conditions", []) if step["Type"] == "Condition" else step["Arguments"]
-        for where, address in [*_addresses(arguments), *_read_by_jobs(step, pipeline.read)]:
+        for where, address in _read_by(step, pipeline.read):
             # The address of a run may lie below that of another, of the same specification with less given.
             holding = [it for it, run_address in runs.items() if _holds(address, run_address)]
             other = max(holding, key=lambda it: len(json.dumps(runs[it])), default=name)
@@ -195,6 +205,48 @@ def check_read_results(pipeline: WrittenPipeline) -> Iterator[Issue]:
             elif step["Name"] not in runs:
                 text = f"{path}: brings only {POINTER}, which names the files that {other} publishes"
                 _warn_once(f"{text}. In its program: sm-llm sync ADDRESS FOLDER")
+
+
+def check_unwritten_runs(pipeline: WrittenPipeline) -> Iterator[Issue]:
+    """An issue for every address of a run beside those of the pipeline that no step writes and that is not there.
+
+    ``estimator.result_uri`` follows what ``fit`` is given, so that before ``fit`` it may be that of another run.
+    """
+    steps = list(steps_in(pipeline.definition["Steps"]))
+    runs = _runs(steps)
+    named = {name: match for name, run in runs.items() if (match := _RUN.match(_text_of(run)))}
+    beside = "|".join(sorted({re.escape(it["root"]) for it in named.values()}))
+    for step in steps if named else ():
+        for where, address in _read_by(step, pipeline.read):
+            text = _text_of(address)
+            match = re.search(rf"(?:{beside})/(?P<name>[^/\s]+)-[0-9a-f]{{12}}(?![\w.-])", text)
+            if match is None or any(_holds(address, run) for run in runs.values()):
+                continue
+            path, same = f"steps.{step['Name']}.{where}", [it for it in named if named[it]["name"] == match["name"]]
+            if pipeline.is_there(match[0], text[match.end() :]):
+                if same:
+                    _warn_once(f"{path}: no step of this pipeline writes {text}; an earlier run is read there")
+                continue
+            problem, remedy = "is a run that no step of this pipeline writes, and that is not there", "Add its step"
+            if same:
+                near = max(same, key=lambda it: len(commonpath([text[match.start() :], _text_of(runs[it])])))
+                problem += f"; that of {near} lies at {_text_of(runs[near])}"
+                remedy = "Read estimator.result_uri after fit(), whose inputs and variables are part of it"
+            yield Issue("step-reads-unwritten-run", path, problem, address, remedy)
+
+
+def run_is_there(run: str, below: str) -> bool:
+    """Whether a run has published something at ``run``, or at a folder on the way to what lies ``below`` it.
+
+    Where only an execution knows the whole path, what lies at its known part counts.
+    """
+    known, variable = _KNOWN.match(below).groups()  # type: ignore[union-attr]
+    folders = list(itertools.accumulate([run, *filter(None, known.split("/"))], lambda above, it: f"{above}/{it}"))
+    try:
+        return open_store(folders[-1]).holds() if variable else any(open_store(it).holds(COMMITS) for it in folders)
+    except StorageError as error:
+        _warn_once(f"{folders[-1]} cannot be searched for from here: {str(error).splitlines()[0]}")
+        return True
 
 
 def check_metrics(pipeline: WrittenPipeline) -> Iterator[Issue]:
@@ -284,32 +336,28 @@ def _addresses(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     elif isinstance(value, dict | list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             channel = (item.get("ChannelName") or item.get("InputName")) if isinstance(item, dict) else None
-            # What a step writes, and its own job file and code, may lie below the run of another step.
-            if (name := str(channel or key)) not in _WRITTEN and not is_reserved(name):
+            # What a step writes, and its own job file and code, may lie below the run of another step. Variables of the
+            # environment may have the name of such a block.
+            is_written = (name := str(channel or key)) in _WRITTEN and _is_block(item)
+            if not is_written and not (path.endswith("HyperParameters") and is_reserved(name)):
                 found = _addresses(item, f"{path}.{name}".strip("."))
                 # A channel has one address, and its name is what the user gave.
                 yield from ((name, it) for _, it in found) if channel else found
 
 
-def _read_by_jobs(step: Mapping[str, Any], read: Callable[[str], JobFile | None]) -> Iterator[tuple[str, str]]:
-    """Field and text of everything in the task of a job of ours: sources, and what a program gets as arguments."""
+def _read_by(step: Mapping[str, Any], read: Callable[[str], JobFile | None]) -> Iterator[tuple[str, Any]]:
+    """Path and value of every text or join that a step reads: in its arguments, and in the tasks of jobs of ours."""
+    # The arguments of a condition hold the steps of its branches, which are judged by themselves.
+    yield from _addresses(step["Arguments"].get("Conditions", []) if step["Type"] == "Condition" else step["Arguments"])
     for job in jobs_of(step):
         if (folder := job.job_folder) is not None and (file := read(folder)) is not None:
             written = outputs(file.spec)
-            texts = _addresses(file.spec.task.model_dump(mode="json"), "task")
-            yield from ((path, text) for path, text in texts if path not in written)
+            yield from ((path, text) for path, text in texts(file.spec).items() if path not in written)
 
 
 def _holds(address: Any, folder: Any) -> bool:
     """Whether a text, or a join of parts, names ``folder`` or what lies below it."""
-    if not isinstance(folder, str):
-        return json.dumps(folder) in json.dumps(address)
-    if isinstance(address, dict):
-        if "Std:Join" not in address:  # a parameter, or a property, alone
-            return False
-        known = itertools.takewhile(lambda it: isinstance(it, str), address["Std:Join"]["Values"])
-        address = str(address["Std:Join"]["On"]).join(known)
-    return re.search(rf"{re.escape(folder)}(?![\w.-])", address) is not None
+    return re.search(rf"{re.escape(_text_of(folder))}(?![\w.-])", _text_of(address)) is not None
 
 
 def _order(steps: Any, inherited: frozenset[str] = frozenset()) -> dict[str, set[str]]:
@@ -345,5 +393,6 @@ WRITTEN_PIPELINE_CHECKERS: tuple[Checker[WrittenPipeline], ...] = (
     check_step_order,
     check_trial_archives,
     check_read_results,
+    check_unwritten_runs,
     check_metrics,
 )
