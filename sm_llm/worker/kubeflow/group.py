@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.5
 _REPORT_SECONDS = 60.0
 _LONGEST_LINE = 4_096
+# Ours is one packet. Whoever sends a byte now and then would hold the first pod, which has other pods to hear.
+_LINE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,11 @@ class _Line:
 
     def receive(self) -> Any:
         """The next value, which has begun to arrive; None at the end of the connection, or for what is not ours."""
+        until = time.monotonic() + _LINE_SECONDS
         try:
             while b"\n" not in self._rest:
                 new = self.connection.recv(_LONGEST_LINE)
-                if not new or len(self._rest) > _LONGEST_LINE:
+                if not new or len(self._rest) > _LONGEST_LINE or time.monotonic() > until:
                     return None
                 self._rest += new
             line, _, self._rest = self._rest.partition(b"\n")

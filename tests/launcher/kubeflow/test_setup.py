@@ -186,6 +186,10 @@ def test_SL04_an_operator_that_auto_resume_does_not_work_with(
     team.deployments[1]["spec"]["template"]["spec"]["containers"][0]["image"] = "kubeflow/training-operator:v1.9.0"
     outcome, detail = report("backend.retry=auto-resume")["operator"]
     assert (outcome, "1.7.0, 1.8.0, 1.8.1" in detail) == ("warning", True)
+    # The build that HyperPod's Helm chart installs.
+    image = "kubeflow/training-operator:v1-855e096"
+    team.deployments[1]["spec"]["template"]["spec"]["containers"][0]["image"] = image
+    assert report("backend.retry=auto-resume")["operator"] == ("ok", "PyTorchJob, training operator v1-855e096")
 
 
 def test_a_cluster_that_does_not_answer(kubernetes: KubernetesDouble, monkeypatch: pytest.MonkeyPatch) -> None:

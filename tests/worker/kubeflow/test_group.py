@@ -7,11 +7,13 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.worker.kubeflow.group import Group
+from sm_llm.worker.kubeflow.group import Group, _Line
 from tests.fixtures.s3_server import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pytest
 
     from sm_llm.worker.kubeflow.group import GroupStart
 
@@ -123,6 +125,28 @@ def test_what_is_not_of_the_job_ends_no_pod() -> None:
     assert not thread.is_alive()
     for it in reversed(groups):
         it.close(0)
+
+
+def test_a_stranger_that_sends_a_byte_now_and_then_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sm_llm.worker.kubeflow.group._LINE_SECONDS", 0.2)
+    own, other = socket.socketpair()
+    is_read = threading.Event()
+
+    def drip() -> None:
+        while not is_read.wait(0.02):
+            other.sendall(b"x")
+
+    thread = threading.Thread(target=drip, daemon=True)
+    thread.start()
+    answers: list[object] = []
+    reader = threading.Thread(target=lambda: answers.append(_Line(own).receive()), daemon=True)
+    reader.start()
+    reader.join(60)
+    is_read.set()
+    thread.join(60)
+    assert answers == [None]
+    own.close()
+    other.close()
 
 
 def begin(found: Group, over: threading.Event) -> threading.Thread:

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 _EFA = "vpc.amazonaws.com/efa"
 _ROLE = "eks.amazonaws.com/role-arn"
-_OPERATOR = re.compile(r"training-operator:v?(?P<version>[0-9]+\.[0-9]+\.[0-9]+)")
+# HyperPod's Helm chart installs a build between releases, with the tag v1-855e096.
+_OPERATOR = re.compile(r"training-operator:(v(?=[0-9]+\.))?(?P<version>[\w.-]+)")
+_RELEASE = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")
 _AUTO_RESUME = ("1.7.0", "1.8.0", "1.8.1")
 """Releases of the training operator that HyperPod's auto-resume works with, by AWS's page on jobs by kubectl."""
 _IN_ECR = re.compile(r"[0-9]{12}\.dkr\.ecr\.")
@@ -104,7 +106,7 @@ def _operator(options: KubeflowOptions, cluster: KubernetesCluster) -> Iterator[
         return
     version = _operator_version(cluster) if options.resource == "PyTorchJob" else None
     found = f"{options.resource}{f', training operator {version}' if version else ', version not visible'}"
-    if options.retry == "auto-resume" and version is not None and version not in _AUTO_RESUME:
+    if options.retry == "auto-resume" and _RELEASE.fullmatch(version or "") and version not in _AUTO_RESUME:
         detail = f"{found}: HyperPod's auto-resume works with {', '.join(_AUTO_RESUME)}. Use backend.retry=operator"
         yield ClusterCheck("operator", "warning", detail)
     else:
