@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.convert.conversion_jobs import ConversionJob, Given, job_to_hf, job_to_nxd
 from sm_llm.convert.hf_source import SOURCE, local_folder
-from sm_llm.convert.remote import checkpoint_data, staging_of
+from sm_llm.convert.remote import checkpoint_of, staging_of
 from sm_llm.convert.report import (
     ConversionReport,
     Progress,
@@ -76,9 +76,10 @@ def convert(
     if to not in ("nxd", "hf"):
         raise ConversionRefused([Issue("conversion-target-unknown", "to (--to)", "must be nxd or hf", to)])
     _check_switches(**{"xser (--xser)": xser, "verify (--verify)": verify})
-    checkpoint = checkpoint_data(str(source), options) if to == "hf" else None
-    locations = checkpoint or str(source), str(destination), None if config is None else str(config)
-    staging = staging_of(*locations, scratch, options)
+    checkpoint = checkpoint_of(str(source), options) if to == "hf" else None
+    origin = str(source) if checkpoint is None else checkpoint.location
+    locations = origin, str(destination), None if config is None else str(config)
+    staging = staging_of(*locations, scratch, options, checkpoint)
     here = locations if staging is None else staging.fetch(streams=to == "nxd")
     given = Given(
         tensor_parallel_degree, pipeline_parallel_degree, virtual_pipeline_degree, kv_size_multiplier, qkv, layout,
@@ -93,7 +94,7 @@ def convert(
         staging.deliver()
         report = replace(report, source=locations[0], destination=locations[1])
     if checkpoint is not None:
-        report = replace(report, notes=(f"the checkpoint of {source} is {checkpoint}", *report.notes))
+        report = replace(report, notes=(f"the checkpoint of {source} is {origin}", *report.notes))
     return replace(report, seconds=time.monotonic() - began)
 
 

@@ -15,28 +15,59 @@ from sm_llm.convert.work import DESTINATION, MANIFEST
 from sm_llm.errors import ConversionRefused, Issue
 from sm_llm.models.safetensors_folder import INDEX_FILE, SINGLE_FILE
 from sm_llm.owned import temporary_folder
+from sm_llm.runs.run_store import run_store_at
+from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.engines.ranged_object import RangedObject
 from sm_llm.storage.publication.find import find_newest
 from sm_llm.storage.publication.keys import COMMITS
+from sm_llm.storage.publication.restore import fetch
 from sm_llm.storage.syncing.sync import sync
 from sm_llm.storage.uri import is_s3, join, open_store, run_and_step
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sm_llm.storage.base import Store
+    from sm_llm.storage.publication.manifest import CommitManifest, FileEntry
     from sm_llm.storage.s3.s3_options import S3Options
 
 # Of a checkpoint: several times its weights.
 _NOT_WEIGHTS = "optim"
 
 
-def checkpoint_data(source: str, options: S3Options | None) -> str | None:
-    """Where the files of ``RUN@STEP`` are, or of the newest checkpoint of ``RUN``; None where ``source`` is no run.
+@dataclass(frozen=True)
+class RunCheckpoint:
+    """A published checkpoint of a run."""
+
+    store: Store
+    commit: CommitManifest
+
+    @property
+    def location(self) -> str:
+        """Where its files are."""
+        return join(self.store.uri, self.commit.save.data_prefix.rstrip("/"))
+
+    def check(self) -> None:
+        """Compare files on this machine with their checksums in the commit. Raises ``ConversionRefused``."""
+        for entry in filter(_holds_weights, self.commit.files):
+            if crc64_file(Path(self.location) / entry.path) != entry.crc64nvme:
+                remedy = "Convert another step: sm-llm checkpoints lists them"
+                problem = f"{entry.path} has other content than was published"
+                raise ConversionRefused([Issue("checkpoint-damaged", SOURCE, problem, self.location, remedy)])
+
+    def fetch(self, folder: Path) -> Path:
+        """Copy it from S3, checked. Raises ``CheckpointError`` for other content than was published."""
+        return fetch(self.store, self.commit, folder, select=_holds_weights)
+
+
+def _holds_weights(entry: FileEntry) -> bool:
+    return _NOT_WEIGHTS not in entry.path.split("/")
+
+
+def checkpoint_of(source: str, options: S3Options | None) -> RunCheckpoint | None:
+    """The checkpoint ``RUN@STEP``, or the newest one of ``RUN``; None where ``source`` is no run.
 
     The newest is the one with the highest step whose commit fits its files. Raises ``ConversionRefused`` for a step
-    that is not there, ``CheckpointError`` where no checkpoint can be used, ``StorageError``.
+    that is not there, or is damaged, ``CheckpointError`` where no checkpoint can be used, ``StorageError``.
     """
     if "://" in source and not is_s3(source):
         return None
@@ -48,12 +79,17 @@ def checkpoint_data(source: str, options: S3Options | None) -> str | None:
     store = open_store(run, options)
     if not store.holds(COMMITS):
         return None
-    newest = find_newest(store, allow_step=None if step is None else lambda it: it == step)
+    run_store = run_store_at(run, options)
+    run_id = run_store.record().run_id if run_store.exists() else None
+    newest = find_newest(store, run_id=run_id, allow_step=None if step is None else lambda it: it == step)
     if newest.commit is None:
         which = "a checkpoint" if step is None else f"a checkpoint of step {step}"
         remedy = f"List them: sm-llm checkpoints {quoted(run)}"
         raise ConversionRefused([Issue("run-lacks-checkpoint", SOURCE, f"{run} does not have {which}", remedy=remedy)])
-    return join(store.uri, newest.commit.save.data_prefix.rstrip("/"))
+    found = RunCheckpoint(store, newest.commit)
+    if not is_s3(run):
+        found.check()
+    return found
 
 
 @dataclass(frozen=True)
@@ -65,6 +101,8 @@ class ConversionCopies:
     config: str | None
     folder: Path
     options: S3Options | None = field(repr=False, default=None)
+    checkpoint: RunCheckpoint | None = None
+    """Of a run, if the source is one."""
     streamed: dict[Path, StreamedFile] = field(default_factory=dict, repr=False)
     """Files of the source that have no copy, once it was fetched."""
 
@@ -83,14 +121,16 @@ class ConversionCopies:
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         is_streamed = streams and is_s3(self.source) and self._stream(open_store(self.source, self.options))
-        source = str(self._source) if is_streamed else self._fetched(self.source, "source", exclude=[_NOT_WEIGHTS])
+        source = str(self._source) if is_streamed else self._fetched(self.source, "source")
         config = None if self.config is None else self._fetched(self.config, "config")
         return source, str(self._target) if is_s3(self.destination) else self.destination, config
 
-    def _fetched(self, address: str, name: str, exclude: Sequence[str] = ()) -> str:
+    def _fetched(self, address: str, name: str) -> str:
         if not is_s3(address):
             return address
-        sync(address, self.folder / name, exclude=exclude, options=self.options)
+        if self.checkpoint is not None and address == self.source:
+            return str(self.checkpoint.fetch(self.folder / name))
+        sync(address, self.folder / name, options=self.options)
         return str(self.folder / name)
 
     def _stream(self, store: Store) -> bool:
@@ -135,8 +175,9 @@ class ConversionCopies:
 
 
 def staging_of(
-    source: str, destination: str, config: str | None, scratch: str | Path | None, options: S3Options | None
-) -> ConversionCopies | None:
+    source: str, destination: str, config: str | None, scratch: str | Path | None, options: S3Options | None,
+    checkpoint: RunCheckpoint | None,
+) -> ConversionCopies | None:  # fmt: skip
     """The copies that a conversion needs; None where all of its places are on this machine."""
     locations = [source, destination, *([] if config is None else [config])]
     if not any(is_s3(it) for it in locations):
@@ -148,4 +189,4 @@ def staging_of(
         return None
     above = temporary_folder() if scratch is None else Path(scratch).expanduser().absolute()
     name = hashlib.sha256("\n".join(locations).encode()).hexdigest()[:16]
-    return ConversionCopies(source, destination, config, above / f"convert-{name}", options)
+    return ConversionCopies(source, destination, config, above / f"convert-{name}", options, checkpoint)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from safetensors.numpy import load_file
@@ -12,7 +11,8 @@ from safetensors.numpy import load_file
 from sm_llm.convert import remote
 from sm_llm.convert.api import convert
 from sm_llm.convert.work import MANIFEST
-from sm_llm.errors import ConversionRefused, StorageError
+from sm_llm.errors import CheckpointError, ConversionRefused, StorageError
+from sm_llm.storage.publication.restore import fetch
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.syncing.sync import sync
 from sm_llm.storage.uri import open_store
@@ -20,6 +20,9 @@ from tests.convert.models import CONFIGS, write_model
 from tests.convert.test_run_checkpoints import is_equal, publish_checkpoint
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sm_llm.storage.s3.s3_objects import S3Objects
     from tests.fixtures.s3_server import S3Server
 
 pytestmark = pytest.mark.integration
@@ -136,11 +139,12 @@ def test_a_checkpoint_of_a_run_in_s3_is_converted_without_its_optimiser(
     models = {step: publish_checkpoint(open_store(run, access), tmp_path, step, step) for step in (3, 12)}
     fetched: list[str] = []
 
-    def listed(source: Any, target: Any, **named: Any) -> None:
-        sync(source, target, **named)
-        fetched.extend(tree(Path(target)))
+    def listed(store: Any, commit: Any, target: Path, **named: Any) -> Path:
+        found = fetch(store, commit, target, **named)
+        fetched.extend(tree(found))
+        return found
 
-    monkeypatch.setattr(remote, "sync", listed)
+    monkeypatch.setattr(remote, "fetch", listed)
     how: dict[str, Any] = {"to": "hf", "scratch": tmp_path / "scratch", "options": access}
     for source, step in ((f"{run}@3", 3), (run, 12)):
         report = convert(source, tmp_path / f"back-{step}", **how)
@@ -150,3 +154,10 @@ def test_a_checkpoint_of_a_run_in_s3_is_converted_without_its_optimiser(
     assert not [it for it in fetched if "optim" in it]
     with pytest.raises(ConversionRefused, match="does not have a checkpoint of step 4"):
         convert(f"{run}@4", tmp_path / "none", **how)
+    store = cast("S3Objects", open_store(run, access))
+    key = max((it for it in store.list("ckpt/step-00000012/") if "/optim/" not in it.key), key=lambda it: it.size).key
+    held = bytearray(store.get(key))
+    held[len(held) // 2] ^= 1
+    store.client.put_object(**store.at(key), Body=bytes(held))
+    with pytest.raises(CheckpointError, match="has other content than was published"):
+        convert(run, tmp_path / "damaged", **{**how, "scratch": tmp_path / "other"})

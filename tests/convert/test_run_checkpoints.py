@@ -11,6 +11,7 @@ from sm_llm.convert.api import convert
 from sm_llm.convert.files.torch_writer import TorchFile, state_pickle
 from sm_llm.convert.work import MANIFEST
 from sm_llm.errors import ConversionRefused
+from sm_llm.runs.run_record import RunRecord
 from sm_llm.storage.publication.publish import find_newest, new_save, publish
 from sm_llm.storage.uri import open_store
 from tests.convert.models import CONFIGS, write_model
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sm_llm.storage.base import Store
+
+
+SPEC = {"name": "another", "task": {"kind": "train"}, "backend": {"name": "local"}}
 
 
 def publish_checkpoint(store: Store, folder: Path, step: int, seed: int) -> Path:
@@ -73,6 +77,26 @@ def test_a_commit_that_does_not_fit_its_files_is_passed_over(run: Path, tmp_path
     (run / commit.save.data_prefix / "step_12" / MANIFEST).write_text("{}")
     convert(run, tmp_path / "newest", to="hf")
     assert is_equal(tmp_path / "newest", tmp_path / "model-3")
+
+
+def test_a_file_that_is_not_what_was_published_is_refused_by_name(run: Path, tmp_path: Path) -> None:
+    commit = find_newest(open_store(run)).commit
+    assert commit is not None
+    file = max((run / commit.save.data_prefix / "step_12" / "model").rglob("*.pt"), key=lambda it: it.stat().st_size)
+    held = bytearray(file.read_bytes())
+    held[len(held) // 2] ^= 1
+    file.write_bytes(held)
+    with pytest.raises(ConversionRefused, match="has other content than was published") as caught:
+        convert(run, tmp_path / "newest", to="hf")
+    assert file.name in str(caught.value)
+    assert not (tmp_path / "newest").exists()
+
+
+def test_a_checkpoint_of_another_run_is_none_of_this_one(run: Path, tmp_path: Path) -> None:
+    record = RunRecord(version=1, run_id="another", name="another", created=1.0, spec=SPEC, spec_digest="0" * 16)
+    (run / "run.json").write_text(record.model_dump_json())
+    with pytest.raises(ConversionRefused, match="does not have a checkpoint of step 3"):
+        convert(f"{run}@3", tmp_path / "three", to="hf")
 
 
 def test_a_folder_with_the_form_of_a_step_is_a_folder(tmp_path: Path) -> None:

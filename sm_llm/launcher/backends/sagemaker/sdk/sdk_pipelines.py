@@ -193,7 +193,7 @@ def check_read_results(pipeline: WrittenPipeline) -> Iterator[Issue]:
             # The trials of a tuning job publish below its run, and nothing at its own result.
             results = _RESULTS if other not in tuned else ("trials",)
             if part.split("/")[0] not in results:
-                problem = f"is not where {other} publishes its result{'s' if other in tuned else ''}"
+                problem = f"is not where {other} publishes its {'trials' if other in tuned else 'result'}"
                 own = "Give estimator.result_uri, or step.properties.ModelArtifacts.S3ModelArtifacts"
                 remedy = _OF_BEST_TRIAL if other in tuned else own
                 yield Issue("step-reads-no-result", path, problem, address, remedy)
