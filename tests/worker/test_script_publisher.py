@@ -199,7 +199,7 @@ def test_a_folder_that_a_stopped_program_has_just_written_is_named(tmp_path: Pat
     cluster.finish(complete=False)
     assert cluster.published() == [4]
     (notice,) = cluster.notices
-    assert notice.startswith("checkpoint-5 is not published, changed within 30 s of the end of a program that was")
+    assert notice.startswith("checkpoint-5 is not published, changed within 30 s of the end of a program that failed")
     assert "sm_llm.publish(folder, step)" in notice
 
 
@@ -238,7 +238,7 @@ def test_a_folder_that_changes_as_it_is_taken_waits_until_it_is_settled_again(
     cluster.finish(complete=False)
     assert cluster.published() == ([5] if change is touch else [])
     assert change is not touch or cluster.files(tmp_path / "back") == ["weights-0"]
-    # What is left at the end of a program that was stopped is named.
+    # What is left at the end of a program that failed or was stopped is named.
     assert [it[:12] for it in cluster.notices] == (["checkpoint-5"] if change is rotate else [])
 
 

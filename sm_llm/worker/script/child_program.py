@@ -105,8 +105,6 @@ class Program:
         raise ProgramFailed(
             f"{words} ({name} ended with {how})" if words else f"{name} ended with {how}",
             "".join(lines),
-            # A shell ends with 128 and the number of the signal that ended its last command.
-            is_killed=code < 0 or code > 128,
         )
 
     def _signal(self, number: signal.Signals) -> None:

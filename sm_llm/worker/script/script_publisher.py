@@ -78,15 +78,14 @@ class ScriptPublisher:
         self._thread.start()
         return self
 
-    def finish(self, *, complete: bool, is_over: Callable[[], bool] = lambda: False) -> None:
-        """After the program: publish what is left of it; returns when that is done, or nothing can be done any more.
+    def finish(self, *, complete: bool) -> None:
+        """After the program: publish what is left of it; returns when that is done.
 
         Only if the program ended by itself are folders ``complete`` that it did not hand over and changed just now.
         """
         self._complete = complete
         self._closing.set()
-        while self._thread.is_alive() and not is_over():
-            self._thread.join(_POLL_SECONDS)
+        self._thread.join()
 
     def _run(self) -> None:
         try:
@@ -164,7 +163,7 @@ class ScriptPublisher:
             self._context.notice(f"{words} ({RESUME_STEP}, {RESUME_FOLDER})", "warning")
 
     def report_changing(self) -> None:
-        """Name the newest folder of a program that was stopped or killed, if it may be half written."""
+        """Name the newest folder of a program that failed or was stopped, if it may be half written."""
 
         def changing() -> list[tuple[int, Path]]:
             newer = [it for it in self._folders() if it[0] > self._done]
@@ -172,7 +171,7 @@ class ScriptPublisher:
 
         left = [] if self._complete else self._listed(changing)
         if left and self._context.process.is_leader:
-            rule = f"changed within {SETTLE_SECONDS:.0f} s of the end of a program that was stopped or killed"
+            rule = f"changed within {SETTLE_SECONDS:.0f} s of the end of a program that failed or was stopped"
             way = "It may be half written; sm_llm.publish(folder, step) hands a folder over at once"
             self._context.notice(f"{max(left)[1].name} is not published, {rule}. {way}", "warning")
 

@@ -34,14 +34,11 @@ _ROOM_BYTES = 131_072
 
 
 class ProgramFailed(RunFailed):
-    """A user's program ended with a failure. ``log`` holds the last lines of its error output, ``is_killed`` is
-    whether a signal ended it.
-    """
+    """A user's program ended with a failure. ``log`` holds the last lines of its error output."""
 
-    def __init__(self, message: str, log: str, *, is_killed: bool) -> None:
+    def __init__(self, message: str, log: str) -> None:
         super().__init__(message)
         self.log = log
-        self.is_killed = is_killed
 
 
 def failure_of(error: BaseException, process: ProcessInfo, step: int | None = None) -> Failure:

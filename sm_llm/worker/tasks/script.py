@@ -31,7 +31,7 @@ from sm_llm.worker.script.child_program import Program
 from sm_llm.worker.script.program_files import copy_program
 from sm_llm.worker.script.script_platform import astray, collect, count_files, make_folders, variables
 from sm_llm.worker.script.script_publisher import ScriptPublisher, await_publication, restore_checkpoint
-from sm_llm.worker.supervision.failure_report import FAILED, ProgramFailed
+from sm_llm.worker.supervision.failure_report import FAILED
 from sm_llm.worker.supervision.store_all_gather import StoreAllGather
 from sm_llm.worker.versions import versions
 
@@ -115,8 +115,8 @@ class ScriptRunner:
             began, clock = time.monotonic(), time.time()
             try:
                 argv = self._run_program(start)
-            except RunFailed as error:
-                self._publish_after_failure(publisher, error)
+            except RunFailed:
+                self._publish_after_failure(publisher)
                 raise
             if publisher is not None:
                 # A program that was stopped may have left a folder half-written: then only what it handed over counts.
@@ -127,15 +127,11 @@ class ScriptRunner:
             self.together(True, self._heed)
             self._publish_result(argv, time.monotonic() - began, clock)
 
-    def _publish_after_failure(self, publisher: ScriptPublisher | None, error: RunFailed) -> None:
+    def _publish_after_failure(self, publisher: ScriptPublisher | None) -> None:
         """Before the failure is reported: then the others end, and publication with them."""
-        if publisher is not None and self.context.process.world_size == 1:
-            complete = isinstance(error, ProgramFailed) and not error.is_killed
-            publisher.finish(complete=complete, is_over=self._publication_is_over)
-            return
         await_publication(self.folders.handover, self._publication_is_over)
         if publisher is not None:
-            # The programs of the other processes are killed, so what they wrote last may be incomplete.
+            # The failure may have come in the middle of a save, on a full disk for one.
             publisher.report_changing()
 
     def _lay_out(self) -> tuple[int, str] | None:

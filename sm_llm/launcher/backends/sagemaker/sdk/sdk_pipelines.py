@@ -260,7 +260,9 @@ def check_metrics(pipeline: WrittenPipeline) -> Iterator[Issue]:
             if job is None or job.job_folder is None:
                 continue
             names = [it["Name"] for it in job.request["AlgorithmSpecification"].get("MetricDefinitions", ())]
-            file = pipeline.read(job.job_folder) if metric == VALIDATION else None
+            # A hyperparameter may give the job other data.
+            is_known = not any(it.startswith("task.data") for it in job.request.get("HyperParameters", ()))
+            file = pipeline.read(job.job_folder) if metric == VALIDATION and is_known else None
             task = file.spec.task if file is not None else None
             if metric not in names:
                 problem = f"{name} has no metric definition of this name, so it never has a value"
