@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 PUBLISH = """
 import json, os, pathlib, sys, time
 from sm_llm.contract.job_file import JobFile
+from sm_llm.runs.events.events import EventWriter, FirstStep
 from sm_llm.runs.run_lock import hold
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.storage.publication.publish import new_save, publish, seal
@@ -43,8 +44,13 @@ def put(step, files={"result.txt": "done"}):
     sealed = seal(working, scratch / f"sealed-{step}")
     store = open_store(job.run_uri, job.spec.storage_options.model_dump())
     publish(store, save, sealed, node=0, leader=True, gather=lambda value: [value])
+
+def stepped(step):
+    EventWriter(paths.event_file(job.attempt, "rank0"), job.attempt).write(FirstStep(step))
 """
-"""Start of a fake worker: ``put(step)`` publishes a checkpoint, ``put(None)`` the result; ``node`` is its number."""
+"""Start of a fake worker: ``put(step)`` publishes a checkpoint, ``put(None)`` the result; ``stepped(step)`` reports
+the first step of its start; ``node`` is its number.
+"""
 
 SYNTHETIC: dict[str, Any] = {
     "name": "fake",

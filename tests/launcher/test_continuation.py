@@ -409,7 +409,7 @@ def test_F3_what_changes_nothing_in_the_result_continues_the_run_and_is_recorded
 def test_A2_the_closing_text_of_a_run_that_was_resumed_with_changes_is_true(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(BREAK_ENVIRONMENT, "8,7")
+    monkeypatch.setenv(BREAK_ENVIRONMENT, "8,8")
     assert "same command continues it from its newest checkpoint, step 6" in summary_text(run_of(folder))
     again = run_of(folder).resume("task.optim.learning_rate=5e-4")
     ended(again)

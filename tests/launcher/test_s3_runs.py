@@ -256,7 +256,7 @@ def test_resume_at_a_step_branch_rerun_and_finish(s3_fakes: Fakes) -> None:
     run = s3_fakes.launch()
     with pytest.raises(RunFailed, match="after the last step"):
         run.wait()
-    s3_fakes.use("put(4); raise ValueError('again')")
+    s3_fakes.use("stepped(3); put(4); raise ValueError('again')")
     s3_fakes.end(run.resume("task.optim.learning_rate=0.001", step=2))
     assert [it.step for it in run.checkpoints()] == [2, 4]
     assert run.record.changes == {2: ("task.optim.learning_rate=0.001",)}
