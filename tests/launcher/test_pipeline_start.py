@@ -209,6 +209,18 @@ def test_S5_any_part_of_a_step_that_holds_the_address_of_another_waits_for_it(ca
     refused(lambda: flow(processed(words=[f"--model={result}/x"])), "steps.two", "depends_on=['one']")
     assert flow(processed(depends_on=["one"]))
 
+    # Another step's own output may lie below the run, and is none of its results.
+    from sagemaker.inputs import TrainingInput
+    from sagemaker.processing import ProcessingOutput
+
+    evaluated = Processor(ROLE, "111122223333.dkr.ecr.us-east-1.amazonaws.com/x:1", 1, "ml.m5.large",
+                          sagemaker_session=own)  # fmt: skip
+    where = f"{first.run_uri}/eval"
+    output = ProcessingOutput(source="/opt/ml/processing/out", destination=where, output_name="o")
+    wrote = ProcessingStep("wrote", step_args=evaluated.run(outputs=[output]), depends_on=["one"])
+    reading = estimator(job("reading", {"kind": "script", "entry": "-m json"}), sagemaker_session=own)
+    assert flow(wrote, TrainingStep("last", step_args=reading.fit({"m": TrainingInput(where)}), depends_on=["wrote"]))
+
     # No channel brings a checkpoint: its address is in the job file alone.
     def continuing(name: str, run: Any) -> Any:
         return estimator(job(name, {**TRAIN, "start": {"checkpoint": run}}), sagemaker_session=own)

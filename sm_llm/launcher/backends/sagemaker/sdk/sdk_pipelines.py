@@ -58,6 +58,8 @@ _OF_BEST_TRIAL = (
 )
 # Blocks of a request with what a step writes and is named by; a channel brings its own job file.
 _WRITTEN = ("Tags", "OutputDataConfig", "ProcessingOutputConfig", "TransformOutput", JOB_CHANNEL)
+# What steps that are not ours write, maybe below a run.
+_OF_OTHERS = ("ProcessingOutputConfig", "TransformOutput")
 _RUN = re.compile(r"(?P<root>s3://\S+)/(?P<name>[^/\s]+)-[0-9a-f]{12}(?![\w.-])")
 """The address of a step's run, which is named by its content."""
 _KNOWN = re.compile(r'((?:(?!\{")\S)*)(\{")?')
@@ -182,11 +184,15 @@ def check_read_results(pipeline: WrittenPipeline) -> Iterator[Issue]:
     """
     steps = list(steps_in(pipeline.definition["Steps"]))
     runs, tuned = _runs(steps), {it["Name"] for it in steps if it["Type"] == "Tuning"}
+    of_others = [
+        _text_of(it) for step in steps for name in _OF_OTHERS for _, it in _addresses(step["Arguments"].get(name))
+    ]
     for step in steps if runs else ():
         # The steps in a condition's branches are among all steps.
         for key, where, address in _read_locations(step["Arguments"]) if step["Type"] != "Condition" else ():
             found = _read_of(address, runs)
-            if found is None or _ARCHIVE in json.dumps(address):
+            is_other = any(f"{_text_of(address)}/".startswith(f"{it.rstrip('/')}/") for it in of_others)
+            if found is None or is_other or _ARCHIVE in json.dumps(address):
                 continue
             other, part = found
             path = f"steps.{step['Name']}.{where}"
