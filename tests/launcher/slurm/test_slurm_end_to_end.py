@@ -152,6 +152,24 @@ def test_an_unfit_node_is_left_out_when_the_job_is_requeued(slurm: SlurmCluster,
     assert any(f"node {bad} is unfit" in line for line in run.logs())
 
 
+def test_a_node_that_does_not_see_the_shared_folder_is_named_and_left_out(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """It cannot leave a file there: what it prints is in the log of the job."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("print('trained')\n")
+    (shared := tmp_path / "apart").mkdir()
+    task = {"kind": "script", "source": str(tmp_path / "code"), "entry": "train.py"}
+    bad = slurm.run("sinfo", "-h", "-N", "-o", "%N").split()[1]
+    with slurm.read_only(bad, shared):
+        run = sm_llm.launch(spec(tmp_path, {"shared_folder": str(shared)}, task=task))
+        # Nodes are excluded just after the job is queued again.
+        slurm.await_state(lambda: f"ExcNodeList={bad}" in slurm.run("scontrol", "show", "job", job_of(run)), SECONDS)
+        slurm.run("scancel", job_of(run))
+        slurm.await_state(lambda: run.state.is_final, SECONDS)
+    left = next(shared.glob("jobs/*/attempt-1/failure-0-0")).read_text()
+    assert left.startswith(f"node {bad}: ")
+    assert left.endswith("is not there: the shared folder is not mounted on this node\n")
+
+
 def test_time_limit_a_lost_node_and_scancel_change_no_loss(slurm: SlurmCluster, tmp_path: Path) -> None:
     """On two nodes, in a virtual environment."""
     job = spec(tmp_path, {"time_limit_minutes": 60, "signal_seconds": 60})

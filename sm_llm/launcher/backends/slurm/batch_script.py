@@ -45,6 +45,7 @@ class BatchScript:
     """What it means if the code is not there."""
     no_python: str
     """What to do if the interpreter is not there."""
+    is_container: bool = False
     umask: str = "077"
     requeues: bool = False
     time_limit: bool = False

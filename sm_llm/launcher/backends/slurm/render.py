@@ -105,6 +105,7 @@ def _script(
             if is_container
             else "Check backend.virtual_environment; sm-llm env create --backend slurm makes one"
         ),
+        is_container=is_container,
         umask="027" if job.spec.storage_options.shared_with_group else "077",
         requeues=target.max_requeues is not None,
         time_limit=target.signal_seconds is not None,

@@ -89,6 +89,11 @@ while kill -0 "$step" 2> /dev/null; do # a trap ended the wait
   wait "$step"
   status=$?
 done
+# A node that does not see the shared folder can leave nothing there: what it printed is in this start's part of the log.
+absent=$(sed -n "/^--- .*, restart $restart, on /,\$p" "$folder/job.log" 2> /dev/null | grep '^node [^ :]*: .* is not there: ' | sort -u)
+if [ -n "$absent" ]; then
+  head -n 1 <<< "$absent" > "$folder/failure-$restart-0"
+fi
 # Nodes found themselves unfit where others did not: the job is tried without them. A fault of all is the job's own.
 unfit=$(cat "$folder/unfit-$restart-"* 2> /dev/null)
 if [ -n "$unfit" ] && cat "$folder/fit-$restart-"* > /dev/null 2>&1 && [ ! -e "$folder/stop" ]; then

@@ -75,6 +75,11 @@ while kill -0 "$step" 2> /dev/null; do # a trap ended the wait
   wait "$step"
   status=$?
 done
+# A node that does not see the shared folder can leave nothing there: what it printed is in this start's part of the log.
+absent=$(sed -n "/^--- .*, restart $restart, on /,\$p" "$folder/job.log" 2> /dev/null | grep '^node [^ :]*: .* is not there: ' | sort -u)
+if [ -n "$absent" ]; then
+  head -n 1 <<< "$absent" > "$folder/failure-$restart-0"
+fi
 # Slurm would start the jobs that wait for this one, whose result is not there.
 if [ "$status" -eq 0 ] && [ -e "$folder/stopped-$restart" ]; then
   status=75
