@@ -64,9 +64,9 @@ def convert(
     ``verify`` reads back what was written: every tensor's checksum, and the logits of the sharded model.
 
     Each of ``source``, ``destination`` and ``config`` is a folder here or in S3, which ``options`` reach; ``source`` to
-    hf may be a run, ``RUN@STEP`` or ``RUN`` for its newest checkpoint. What is in S3
-    has a copy below ``scratch`` (default: the machine's temporary files) until the conversion is complete, except for
-    safetensors that are read: of these only the matrices that are cut into columns.
+    hf may be a run, ``RUN@STEP`` or ``RUN`` for its newest checkpoint. What is in S3 has a copy below ``scratch``
+    (default: the machine's temporary files) until the conversion is complete, except for safetensors that are read: of
+    these only the matrices that are cut into columns.
 
     An interrupted conversion is continued by the same call. Raises ``ConversionRefused`` before anything is written
     if source, degrees, destination or disk do not fit; ``ConversionError`` for damaged or contradictory weights,

@@ -16,9 +16,8 @@ from sm_llm.errors import ConversionRefused, Issue
 from sm_llm.models.safetensors_folder import INDEX_FILE, SINGLE_FILE
 from sm_llm.owned import temporary_folder
 from sm_llm.runs.run_store import run_store_at
-from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.engines.ranged_object import RangedObject
-from sm_llm.storage.publication.find import find_newest
+from sm_llm.storage.publication.find import find_newest, verify
 from sm_llm.storage.publication.keys import COMMITS
 from sm_llm.storage.publication.restore import fetch
 from sm_llm.storage.syncing.sync import sync
@@ -48,11 +47,10 @@ class RunCheckpoint:
 
     def check(self) -> None:
         """Compare files on this machine with their checksums in the commit. Raises ``ConversionRefused``."""
-        for entry in filter(_holds_weights, self.commit.files):
-            if crc64_file(Path(self.location) / entry.path) != entry.crc64nvme:
-                remedy = "Convert another step: sm-llm checkpoints lists them"
-                problem = f"{entry.path} has other content than was published"
-                raise ConversionRefused([Issue("checkpoint-damaged", SOURCE, problem, self.location, remedy)])
+        weights = self.commit.model_copy(update={"files": tuple(filter(_holds_weights, self.commit.files))})
+        if problems := verify(self.store, weights, deep=True):
+            remedy = "Convert another step: sm-llm checkpoints lists them"
+            raise ConversionRefused([Issue("checkpoint-damaged", SOURCE, problems[0], self.location, remedy)])
 
     def fetch(self, folder: Path) -> Path:
         """Copy it from S3, checked. Raises ``CheckpointError`` for other content than was published."""

@@ -20,8 +20,8 @@ DEEPEST = 64
 MOST_CHARACTERS = 1_000_000
 # Of a whole number: about a thousand digits.
 _LARGEST_BITS = 3300
-# Characters of a key in a message.
-_SHOWN_KEY = 60
+SHOWN_KEY = 60
+"""Characters of a key in a message: a path that is too deep may be as long as a file."""
 
 
 @dataclass
@@ -196,7 +196,7 @@ def _assert_text_keys(value: Mapping[Any, Any], path: Path, origin: str) -> None
 def shown_key(key: object) -> str:
     """A key of a mapping in Python as messages show it."""
     try:
-        return repr(key)[:_SHOWN_KEY]
+        return repr(key)[:SHOWN_KEY]
     except ValueError:  # Python refuses to write integers of more than 4,300 digits
         return f"of type {type(key).__name__}"
 

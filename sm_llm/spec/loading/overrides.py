@@ -10,7 +10,7 @@ from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.job import JobSpec, StepSpec
 from sm_llm.spec.loading.yaml_text import from_typed, to_typed
 from sm_llm.spec.schema import dotted_paths, knows
-from sm_llm.spec.tree import DEEPEST, Path, Tree, from_python, shown_key
+from sm_llm.spec.tree import DEEPEST, SHOWN_KEY, Path, Tree, from_python, shown_key
 from sm_llm.spec.validation.fields import closest, meant, nearest
 from sm_llm.terminal import quoted
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 OVERRIDE_ORIGIN = "override"
 FIELD_ORIGIN = "Python argument"
-# Characters of a path in a message: one that is too deep may be as long as a file.
-_SHOWN_KEY = 60
 
 Override = str | Mapping[str, Any]
 """A change: ``key.path=value`` with a YAML value, or a mapping of dotted or nested keys to Python values."""
@@ -69,7 +67,7 @@ def parse_overrides(overrides: Sequence[Any]) -> tuple[list[tuple[Path, Tree]], 
         if equals and path and len(path) > DEEPEST:
             remedy = "Write the path of a field, for example task.max_steps=100"
             issues.append(
-                Issue("override-too-deep", f"{key[:_SHOWN_KEY]}…", f"names more than {DEEPEST} levels", remedy=remedy)
+                Issue("override-too-deep", f"{key[:SHOWN_KEY]}…", f"names more than {DEEPEST} levels", remedy=remedy)
             )
             continue
         # A word with hyphens in front is an option of the program that was misspelt.
@@ -97,7 +95,7 @@ def parse_fields(fields: Mapping[str, Any], origin: str = FIELD_ORIGIN) -> tuple
     parsed, issues = [], []
     for key, value in fields.items():
         if (path := _path(key) if isinstance(key, str) else None) and len(path) > DEEPEST:
-            issues.append(Issue("field-too-deep", f"{key[:_SHOWN_KEY]}…", f"names more than {DEEPEST} levels"))
+            issues.append(Issue("field-too-deep", f"{key[:SHOWN_KEY]}…", f"names more than {DEEPEST} levels"))
         elif path:
             try:
                 parsed.append((path, from_python(value, origin)))

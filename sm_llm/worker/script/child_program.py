@@ -103,8 +103,7 @@ class Program:
         # After the interpreter comes a file, or ``-m`` and a module.
         name = self._argv[2] if self._argv[1:2] == ["-m"] else self._argv[1]
         raise ProgramFailed(
-            f"{words} ({name} ended with {how})" if words else f"{name} ended with {how}",
-            "".join(lines),
+            f"{words} ({name} ended with {how})" if words else f"{name} ended with {how}", "".join(lines)
         )
 
     def _signal(self, number: signal.Signals) -> None:

@@ -173,8 +173,8 @@ def check_trial_archives(pipeline: WrittenPipeline) -> Iterator[Issue]:
             for name in _TRIAL.findall(text) if _ARCHIVE in text else ():
                 if name in runs:
                     problem = f"names a {_ARCHIVE}, and the trials of {name} publish their results as files"
-                    remedy = _OF_BEST_TRIAL
-                    yield Issue("trial-archive-missing", f"steps.{step['Name']}.{where}", problem, address, remedy)
+                    path = f"steps.{step['Name']}.{where}"
+                    yield Issue("trial-archive-missing", path, problem, address, _OF_BEST_TRIAL)
 
 
 def check_read_results(pipeline: WrittenPipeline) -> Iterator[Issue]:
