@@ -86,8 +86,10 @@ def test_the_first_failure_file_names_the_cause_and_the_rank(fakes: Fakes) -> No
     fakes.use(
         "failure = scratch.parent / 'output' / 'failure'\n"
         "first = scratch.parents[1] / 'node-0' / 'output' / 'failure'\n"
-        "while node == 1 and not first.exists(): time.sleep(0.01)\n"
+        "while node == 1 and not (first.exists() and first.read_text()): time.sleep(0.01)\n"
         "failure.write_text(f'rank {3 - node}: Traceback (most recent call last):\\n  File x\\nKeyError: {node}\\n')\n"
+        # A disk's clock ticks every few milliseconds: without this, both files can have one time.
+        "os.utime(failure, times=(time.time() + node, time.time() + node))\n"
         "sys.exit(1)"
     )
     run = fakes.launch("compute.instance_count=2")
