@@ -9,7 +9,7 @@ from enum import StrEnum
 from urllib.parse import quote, quote_plus
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sm_llm.code_redaction import redact_assignments
@@ -108,7 +108,6 @@ def _shown(secret: str, way: str, before: str, after: str) -> str:
 
 
 @example("000000", "base64", "\x81", "")  # two bytes before it: five characters lie in whole groups, seven are its own
-@settings(deadline=None)
 @given(SECRETS, st.sampled_from(["plain", "json", "repr", "url", "form", "base64", "urlsafe"]), st.text(), st.text())
 def test_s08_a_known_secret_is_found_however_it_is_written(secret: str, way: str, before: str, after: str) -> None:
     text = _shown(secret, way, before, after)
@@ -118,7 +117,6 @@ def test_s08_a_known_secret_is_found_however_it_is_written(secret: str, way: str
         assert _shown(secret, way, "", "").strip() not in found.replace(HIDDEN, "\0")
 
 
-@settings(deadline=None)
 @given(st.lists(SECRETS, min_size=2, max_size=5))
 def test_s08_every_line_of_a_secret_of_several_lines_is_hidden(lines: list[str]) -> None:
     secret = "\n".join(lines)
@@ -133,7 +131,6 @@ def test_s08_texts_inside_a_secret_that_is_json_are_hidden() -> None:
     assert hidden("it is planted-value") == f"it is {HIDDEN}"
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_hiding_twice_changes_nothing_more(text: str) -> None:
     hidden = Hidden(("planted-value",))
@@ -277,7 +274,6 @@ WAYS = (
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from([it for it in SECRET_NAMES.split() if it.replace("_", "").isalnum()]),
     st.from_regex(r"[A-Za-z][A-Za-z0-9+/_-]{3,20}[0-9][A-Za-z0-9]{4,20}", fullmatch=True),

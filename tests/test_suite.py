@@ -87,6 +87,47 @@ def test_sweep_of_integration_tests(suite: Path) -> None:
     assert "kinds 0 1 2 3" in whole
 
 
+DRAWS = """
+    import zlib
+
+    import ours
+    from hypothesis import given, strategies as st
+
+    drawn = []
+
+    @given(st.text())
+    def test_draws(text):
+        drawn.append(text)
+
+    def test_report():
+        print("drawn:", len(drawn), zlib.crc32(repr(drawn).encode()), any("of our own" in it for it in drawn))
+
+    @given(st.integers())
+    def test_fails(value):
+        assert value < 7
+"""
+
+
+@pytest.mark.timeout(600)
+def test_random_draws_are_the_same_in_every_run(suite: Path) -> None:
+    """A run draws by the tests alone, whatever is loaded, and keeps nothing; an exhaustive run draws anew, and more."""
+    (suite / "ours.py").write_text("")
+    found = []
+    for options in (["-n", "1", "-rP"], ["-n", "0", "-s"], *[["-n", "0", "-s", "-m", "exhaustive or not gpu"]] * 2):
+        output = run(suite, DRAWS, *options)
+        assert "1 failed, 2 passed" in output
+        found.append(re.search(r"drawn: (\d+) (\d+) (\w+)", output).groups())  # type: ignore[union-attr]
+        (suite / "ours.py").write_text("".join(f"TEXT_{n} = 'text {n} of our own'\n" for n in range(1000)))
+    first, again, whole, anew = found
+    assert first == again
+    assert first[0] == "100"
+    assert first[2] == "False"
+    assert whole[0] == anew[0] == "2000"
+    assert whole[1] != anew[1]
+    assert whole[2] == "True"
+    assert not (suite / ".hypothesis/examples").exists()
+
+
 PASSES = """
     import pytest
 

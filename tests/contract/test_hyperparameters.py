@@ -35,7 +35,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 @given(VALUES)
-@settings(max_examples=number(60, whole=300), deadline=None)
+@settings(max_examples=number(60, whole=300))
 def test_HP07_any_value_survives_in_either_spelling(value: Any) -> None:
     """As the SageMaker SDK writes it, and as we do."""
     assert same(from_typed(json.dumps(value), "here").value, value)

@@ -83,7 +83,7 @@ def test_each_query_head_is_beside_its_key_value_head(kv: int, group: int, tenso
 
 @pytest.mark.parametrize("family", CONFIGS)
 @given(data=st.data())
-@settings(max_examples=number(10, whole=100), deadline=None)
+@settings(max_examples=number(10, whole=100))
 def test_joining_the_slices_gives_the_source(family: str, data: st.DataObject) -> None:
     """Cut every tensor by the plan and join it by its inverse; copies are equal and nothing is left out."""
     changes: dict[str, Any] = {

@@ -17,6 +17,7 @@ from sm_llm.contract.dcp_metadata import METADATA_MODULE
 from sm_llm.convert.dcp_source import METADATA, DcpTensors
 from sm_llm.convert.files.pickle_check import MOST_IN_A_KEY, require_harmless
 from sm_llm.errors import ConversionError
+from tests.fixtures.sampling import number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,7 +99,6 @@ PLAIN = st.recursive(
 )
 
 
-@settings(deadline=None)
 @example({str(at): [at] for at in range(3000)}, 4)
 @example([10**700, -(10**70), "x" * 70_000, b"x" * 70_000, {*range(3)}, frozenset({(1, 2)})], 4)
 @given(PLAIN, st.integers(2, 4))
@@ -106,7 +106,7 @@ def test_what_python_writes_of_plain_values_is_harmless(value: Any, protocol: in
     require_harmless(pickle.dumps(value, protocol))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=number(300, whole=3000))
 @given(st.data())
 def test_s06_a_damaged_pickle_is_refused_or_harmless(data: st.DataObject) -> None:
     """Whatever passes is read here, in this very process."""

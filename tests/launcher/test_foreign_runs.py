@@ -12,7 +12,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
@@ -32,6 +32,7 @@ from sm_llm.runs.run_record import Attempt, AttemptStart, RunRecord
 from sm_llm.runs.run_states import RunState
 from sm_llm.spec.loading.load import load
 from tests.fixtures.foreign import alterations, altered
+from tests.fixtures.sampling import number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,9 +166,7 @@ def show(table: Any) -> None:
     Console(file=io.StringIO(), width=80).print(table)
 
 
-FUZZ = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+FUZZ = settings(max_examples=number(25, whole=250))
 
 
 @FUZZ

@@ -6,10 +6,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from sm_llm.models.safetensors_folder import INDEX_FILE, stored_tensors
 from tests.fixtures.foreign import alterations
+from tests.fixtures.sampling import number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +40,7 @@ def test_A13_21_an_index_that_is_none_is_a_fault(tmp_path: Path, text: str) -> N
     assert "is not a usable index" in faults[0].message
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=number(200, whole=2000))
 @given(alterations(WHOLE))
 def test_A13_21_whatever_an_index_holds_is_a_fault_in_words(tmp_path: Path, content: Any) -> None:
     (tmp_path / INDEX_FILE).write_text(json.dumps(content))

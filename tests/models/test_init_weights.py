@@ -18,6 +18,7 @@ from sm_llm.models.families.family import Tensor
 from sm_llm.models.families.table import family
 from sm_llm.models.init_weights import Float32Array, initial_slice
 from sm_llm.models.presets import PRESETS
+from tests.fixtures.sampling import number
 
 SHAPES = [(200_000,), (700, 300), (1000, 1), (2, 70_000), (5, 30, 900), (3, 2, 100_000)]
 
@@ -46,7 +47,7 @@ def cuts(data: st.DrawFn) -> tuple[tuple[int, ...], tuple[slice, ...]]:
 _whole = {shape: draw(normal(*shape)) for shape in SHAPES}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=number(80, whole=800))
 @given(cuts())
 def test_any_slice_equals_the_slice_of_the_whole(case: tuple[tuple[int, ...], tuple[slice, ...]]) -> None:
     shape, cut = case

@@ -103,7 +103,7 @@ def test_unquoted_override_text_is_kept_to_the_character(text: str) -> None:
     assert from_typed(text, "override").value == text
 
 
-@settings(max_examples=number(60, whole=300), deadline=None)
+@settings(max_examples=number(60, whole=300))
 @given(VALUES)
 def test_what_is_written_is_read_back(value: object) -> None:
     text = to_yaml(value)
@@ -127,7 +127,7 @@ def same(first: object, second: object) -> bool:
     return repr(first) == repr(second)
 
 
-@settings(max_examples=number(100, whole=500), deadline=None)
+@settings(max_examples=number(100, whole=500))
 @given(ANY)
 def test_what_is_printed_to_be_typed_means_the_same_value(value: object) -> None:
     assert same(from_typed(to_typed(value), "o").value, value)
@@ -135,7 +135,7 @@ def test_what_is_printed_to_be_typed_means_the_same_value(value: object) -> None
     assert same(yaml.safe_load(f"key: {to_yaml(value)}")["key"], value)
 
 
-@settings(max_examples=number(100, whole=500), deadline=None)
+@settings(max_examples=number(100, whole=500))
 @given(ANY)
 def test_changes_of_a_record_and_of_a_printed_command_can_be_typed_again(value: object) -> None:
     recorded = [*texts([{"task.x": value}], {"task.y": value})]
@@ -147,7 +147,7 @@ def test_changes_of_a_record_and_of_a_printed_command_can_be_typed_again(value: 
     assert shown.endswith("…") or " -> " in to_typed(value) or same(from_typed(shown, "o").value, value)
 
 
-@settings(max_examples=number(60, whole=200), deadline=None)
+@settings(max_examples=number(60, whole=200))
 @given(st.text(max_size=30))
 def test_quoted_text_is_text(value: str) -> None:
     read = from_typed(to_yaml(value), "o").value

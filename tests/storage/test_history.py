@@ -120,8 +120,6 @@ def test_no_history_loses_or_invents_a_checkpoint(bench: Any, faulty: Any, kille
         settings=settings(
             max_examples=8,
             stateful_step_count=10,
-            deadline=None,
-            print_blob=True,
             suppress_health_check=list(HealthCheck),
         ),
     )
@@ -134,8 +132,6 @@ def test_no_long_history_loses_or_invents_a_checkpoint(bench: Any, faulty: Any, 
         settings=settings(
             max_examples=number(15, whole=60),
             stateful_step_count=20,
-            deadline=None,
-            print_blob=True,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 
 import boto3
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm_llm.contract import bootstrap
@@ -26,7 +26,7 @@ from sm_llm.storage.s3 import listing
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.s3.swap import folders
 from sm_llm.storage.s3_store import S3Store
-from tests.fixtures.sampling import sample
+from tests.fixtures.sampling import number, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -269,7 +269,7 @@ def test_I7_uploads_are_listed_with_the_same_care(scripted: Scripted, store: S3S
             store.abort_unfinished(0.0)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=number(40, whole=400))
 @given(st.data())
 def test_I7_a_damaged_listing_never_hides_a_key(scripted: Scripted, store: S3Store, data: st.DataObject) -> None:
     """Whatever is cut out of the frame of a page, the key is listed or the answer is refused."""

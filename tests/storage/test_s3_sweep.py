@@ -368,7 +368,7 @@ def test_CK02_each_of_eight_nodes_uploads_its_own_and_nothing_twice(
 def test_no_history_in_s3_loses_or_invents_a_checkpoint(
     s3_bench: Any, faulty: Any, killed: Any, contents: Any, s3_server: Any
 ) -> None:
-    """The same random histories as on folders, against the same model, seeds printed."""
+    """The same random histories as on folders, against the same model."""
     from hypothesis import HealthCheck, settings
     from hypothesis.stateful import run_state_machine_as_test
 
@@ -387,8 +387,6 @@ def test_no_history_in_s3_loses_or_invents_a_checkpoint(
         settings=settings(
             max_examples=number(6, whole=20),
             stateful_step_count=10,
-            deadline=None,
-            print_blob=True,
             suppress_health_check=list(HealthCheck),
         ),
     )

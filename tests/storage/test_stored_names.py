@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sm_llm.errors import StorageError
 from sm_llm.file_names import brought_problem, name_problem, paths_problem
 from sm_llm.storage.stored_names import path_below
+from tests.fixtures.sampling import number
 
 BAD = [
     "", ".", "..", "../x", "a/../../x", "a/..", "/abs", "//x", "a//b", "./x", "a/./b", "a/", "a\\..\\b", "C:/x", "c:x",
@@ -91,7 +92,7 @@ PARTS = (
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=number(500, whole=5000))
 @given(st.lists(st.lists(PARTS, max_size=3).map("".join), max_size=6).map("/".join) | st.text())
 def test_s02_an_accepted_name_lies_below_the_folder(name: str) -> None:
     folder = Path("/some/folder")
@@ -106,7 +107,7 @@ def test_s02_an_accepted_name_lies_below_the_folder(name: str) -> None:
             assert part.isprintable() or not any(unicodedata.category(it) == "Cc" for it in part)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=number(300, whole=3000))
 @given(st.lists(st.sampled_from(["", "\u200b", " ", "."]), min_size=8, max_size=8), st.lists(st.booleans(), min_size=6))
 def test_s03_no_spelling_of_a_reserved_name_passes(between: list[str], upper: list[bool]) -> None:
     letters = [it.upper() if up else it for it, up in zip("fetch", upper, strict=False)]
@@ -114,7 +115,7 @@ def test_s03_no_spelling_of_a_reserved_name_passes(between: list[str], upper: li
     assert name_problem(f".{middle}{''.join(between[5:])}/source.json", [".fetch/"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=number(300, whole=3000))
 @given(st.lists(st.lists(st.sampled_from("ab"), min_size=1, max_size=3).map("/".join), max_size=6))
 def test_files_that_cannot_lie_in_one_folder_are_known(paths: list[str]) -> None:
     inside = any(one != other and other.startswith(f"{one}/") for one in paths for other in paths)

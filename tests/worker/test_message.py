@@ -8,7 +8,7 @@ import pickle
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sm_llm.errors import CheckpointError, RunFailed, StorageError
@@ -26,7 +26,6 @@ COMMIT = CommitManifest(
 )
 
 
-@settings(deadline=None)
 @given(VALUES)
 def test_a_value_arrives_as_it_was(value: Any) -> None:
     found = decode(encode(value))
@@ -72,7 +71,6 @@ def test_what_no_message_may_hold_is_our_own_mistake() -> None:
         encode([Evil()])
 
 
-@settings(deadline=None)
 @given(st.text() | st.binary().map(lambda raw: base64.b64encode(raw).decode()))
 def test_s05_any_text_is_a_value_or_an_error(text: str) -> None:
     try:

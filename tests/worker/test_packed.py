@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sm_llm.models.families.family import Packing, Tensor
 from sm_llm.worker.strategies.packed import PackedWeights, unpacked
 from sm_llm.worker.strategies.weights import InitialWeights
+from tests.fixtures.sampling import number
 
 TENSORS = {
     f"expert.{number}.{name}": Tensor(shape, "matrix", "normal", 1.0)
@@ -36,7 +37,7 @@ def test_shapes_are_those_of_the_pack() -> None:
     assert RENAMED.tensor(TENSORS).shape == (3, 4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=number(60, whole=600))
 @given(st.data())
 def test_any_slice_is_that_of_the_whole(data: st.DataObject) -> None:
     bounds = []

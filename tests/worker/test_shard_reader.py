@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from sm_llm.errors import CheckpointError
 from sm_llm.worker.checkpoint.save_writer import ShardWriter
 from sm_llm.worker.checkpoint.shard_reader import ShardReader, load_metadata
+from tests.fixtures.sampling import number
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -104,7 +105,7 @@ def _fills_memory(body: bytes) -> bool:
     return False
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=number(300, whole=3000))
 @given(data=st.data())
 def test_s06_damaged_metadata_is_refused_or_still_metadata(saved: Path, data: st.DataObject) -> None:
     body = bytearray((saved / ".metadata").read_bytes())

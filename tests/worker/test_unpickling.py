@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 from sm_llm.errors import CheckpointError
 from sm_llm.worker.checkpoint.shard_reader import load_metadata
 from sm_llm.worker.object_collectives import ObjectUnpickler
+from tests.fixtures.sampling import number
 
 METADATA = "torch.distributed.checkpoint.metadata"
 NAMES = {
@@ -97,7 +98,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=number(500, whole=5000))
 @given(st.lists(PIECES, max_size=14))
 def test_A13_7_no_order_of_opcodes_changes_anything(pieces: list[bytes]) -> None:
     before = state()
