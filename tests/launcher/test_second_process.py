@@ -178,7 +178,7 @@ print(run.uri)
 def execute(client: Any, code: str) -> str:
     """What a cell prints; fails with the cell's error."""
     request = client.execute(code)
-    text, deadline = "", time.monotonic() + 90
+    text, deadline = "", time.monotonic() + 240
     while time.monotonic() < deadline:
         try:
             message = client.get_iopub_msg(timeout=5)

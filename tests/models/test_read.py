@@ -82,6 +82,7 @@ class _Hub(BaseHTTPRequestHandler):
     """What the hub answers for config.json of four models."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else each body waits 40 ms for an acknowledgement of the headers
 
     def do_HEAD(self) -> None:
         self._answer(with_body=False)

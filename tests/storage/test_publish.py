@@ -101,7 +101,7 @@ def test_CK07_nothing_is_visible_before_the_slowest_node_is_done(bench: Any, tog
 
     class Slow(faulty):  # type: ignore[misc]
         def put_file(self, source: Path, key: str) -> Any:
-            polled.wait(10)
+            polled.wait(120)
             return super().put_file(source, key)
 
     def poll() -> None:

@@ -47,7 +47,7 @@ def test_a_batch_is_settled_while_the_next_one_comes(copies: list[Copy]) -> None
 
     def come(batch: Sequence[Copy]) -> None:
         batches.append("".join(it.key for it in batch))
-        assert len(batches) == 1 or first_is_settled.wait(20), "the transfer waits in vain for the verification"
+        assert len(batches) == 1 or first_is_settled.wait(120), "the transfer waits in vain for the verification"
 
     def settle(copy: Copy, checksum: str | None) -> bool:
         reported[copy.key] = checksum

@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,9 @@ from sm_llm.worker.strategies import compiled
 from sm_llm.worker.strategies.fsdp.strategy import FsdpStrategy
 from sm_llm.worker.strategies.weights import InitialWeights
 from sm_llm.worker.training.job_setup import set_up
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 WAYS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -104,18 +107,23 @@ def train(way: str, process: ProcessInfo, folder: Path, *, compile_layers: bool)
     return {"numbers": numbers, "names": names, "report": asdict(report) if report else None}
 
 
-def every_way(process: ProcessInfo, folder: Path) -> dict[str, Any]:
+def every_way(ways: Iterable[str], process: ProcessInfo, folder: Path) -> dict[str, Any]:
     """Results by way of checkpointing: ``eager`` and ``compiled``."""
     compiled.BACKEND = "aot_eager"  # graphs are captured and differentiated alike, without a C++ compiler's time
     found = {}
-    for way in [*WAYS, *(SPLIT if process.world_size == 2 else [])]:
+    for way in ways:
         eager = train(way, process, folder, compile_layers=False)
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         found[way] = {"eager": eager, "compiled": train(way, process, folder, compile_layers=True)}
-    if process.world_size == 2:
-        found["torch-alone"] = {"error": in_torch_alone()}
-    for way in IMPOSSIBLE if process.world_size == 2 else ():
+    return found
+
+
+def every_split_way(process: ProcessInfo, folder: Path) -> dict[str, Any]:
+    """Results of ``SPLIT``, and the ``error`` of what cannot be compiled."""
+    found = every_way(SPLIT, process, folder)
+    found["torch-alone"] = {"error": in_torch_alone()}
+    for way in IMPOSSIBLE:
         torch._dynamo.reset()
         try:
             train(way, process, folder, compile_layers=True)
@@ -127,7 +135,8 @@ def every_way(process: ProcessInfo, folder: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     target = Path(sys.argv[1])
-    results = every_way(ProcessInfo.read(os.environ), target)
+    process = ProcessInfo.read(os.environ)
+    results = every_split_way(process, target) if os.environ.get("SPLIT") else every_way(WAYS, process, target)
     if os.environ["RANK"] == "0":
         (target / "results.json").write_text(json.dumps(results))
     dist.destroy_process_group()

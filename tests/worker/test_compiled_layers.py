@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from compiled_layers import SPLIT, WAYS, every_way
-from conftest import launch
+from conftest import launch, own_start
 
 from sm_llm.runs.events.events import LayersCompiled
 from sm_llm.spec.parallelism.fsdp import FsdpSpec
@@ -23,12 +23,19 @@ if TYPE_CHECKING:
 Results = dict[str, dict[str, dict[str, Any]]]
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["alone", "fsdp"])
+@pytest.fixture(scope="module", params=["alone", "fsdp"])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder: Path = tmp_path_factory.mktemp("compiled")
-    if request.param == 1:
-        return every_way(ProcessInfo(), folder)
+    if request.param == "alone":
+        return every_way(WAYS, ProcessInfo(), folder)
     return launch(folder, 2, {}, script="compiled_layers.py").results
+
+
+@pytest.fixture(scope="module")
+def split_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Two processes share each matrix."""
+    environ = {**own_start(), "SPLIT": "1"}
+    return launch(tmp_path_factory.mktemp("split"), 2, {}, script="compiled_layers.py", environ=environ).results
 
 
 @pytest.mark.integration
@@ -49,26 +56,26 @@ def test_compiling_changes_no_number_and_no_name(results: Results, way: str) -> 
     assert found["names"] == eager["names"] == results["none"]["eager"]["names"], "old checkpoints must load"
 
 
-@pytest.mark.parametrize("results", [2], ids=["tensor"], indirect=True)
 @pytest.mark.parametrize("way", SPLIT)
 def test_compiled_layers_whose_matrices_are_split_pass_gradients_to_what_lies_before_them(
-    results: Results, way: str
+    split_results: Results, way: str
 ) -> None:
     """Losses of the second step and both norms hang on the token table, which is before the first compiled layer."""
-    eager, found = (results[way][it] for it in ("eager", "compiled"))
+    eager, found = (split_results[way][it] for it in ("eager", "compiled"))
     assert found["numbers"] == pytest.approx(eager["numbers"], rel=1e-5)
     report = LayersCompiled(**found["report"])
     assert (report.eager, report.broken) == ([], [])
 
 
-@pytest.mark.parametrize("results", [2], ids=["tensor"], indirect=True)
 @pytest.mark.parametrize(
     ("way", "message"),
     [("torch-alone", ".DeviceMesh"), ("tensor-full", ".DeviceMesh"), ("tensor-budget", "ScriptObject")],
 )
-def test_torch_cannot_compile_what_is_refused_with_split_matrices(results: Results, way: str, message: str) -> None:
+def test_torch_cannot_compile_what_is_refused_with_split_matrices(
+    split_results: Results, way: str, message: str
+) -> None:
     """A DeviceMesh is among what the backward pass would need; once this fails, the refusal can go."""
-    assert message in str(results[way]["error"])
+    assert message in str(split_results[way]["error"])
 
 
 class Whole(torch.nn.Module):

@@ -24,13 +24,13 @@ SECRET = "0a" * 16
 
 @pytest.fixture
 def torchrun() -> TCPStore:
-    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=120))
 
 
 @pytest.fixture
 def stranger(torchrun: TCPStore) -> TCPStore:
     """A second connection, as any program of the machine can make it."""
-    return TCPStore("127.0.0.1", torchrun.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=10))
+    return TCPStore("127.0.0.1", torchrun.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=120))
 
 
 def _store(store: TCPStore, key: str, value: str) -> None:
@@ -94,10 +94,10 @@ def test_s05_no_value_that_somebody_else_has_put_there_is_gathered(kv_store: Key
     (key,) = (key for key in stranger.list_keys() if "sm_llm" in key)
     _store(stranger, f"{key.removesuffix('probe')}gather/ranks/1/1", encode("forged"))
     with pytest.raises((RunFailed, RuntimeError), match="not of this job"):
-        StoreAllGather(kv_store, "ranks", 0, 2, timeout=10)("mine")
+        StoreAllGather(kv_store, "ranks", 0, 2, timeout=120)("mine")
 
 
-LONG = 60.0
+LONG = 120.0
 
 
 def leave(kv_store: KeyValueStore, rank: int, seconds: float = LONG) -> None:

@@ -102,7 +102,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 def test_events_are_stored_before_the_checkpoint_that_a_run_continues_from(bench: Bench) -> None:
     """A process that is killed right behind its commit would leave steps without a loss."""
     bench.store.is_open = True
-    assert bench.offer(1).done.result(20) is not None
+    assert bench.offer(1).done.result(120) is not None
     assert bench.commits_at_upload == [[]]
     assert [*bench.store.list("ckpt/commits/")]
 
@@ -116,7 +116,7 @@ def test_a_save_that_fails_is_reported_with_what_happens_meanwhile(bench: Bench,
     while not bench.logged:
         assert bench.publisher.failure is None
     bench.store.is_open = True
-    assert sealed.done.result(20) is not None
+    assert sealed.done.result(120) is not None
     assert re.search(
         rf"the store is shut \(none is published after \d+ s\)\. {logged} it is tried again", bench.logged[0]
     )
@@ -126,7 +126,7 @@ def test_nothing_is_promised_of_a_save_that_is_given_up(bench: Bench) -> None:
     bench.publisher.end_soon()
     sealed = bench.offer(1)
     with pytest.raises(StorageError, match="the store is shut"):
-        sealed.done.result(20)
+        sealed.done.result(120)
     assert bench.logged[0].endswith(" s)")
 
 
@@ -141,13 +141,13 @@ def test_a_save_that_a_newer_one_replaces_while_all_is_given_up_ends_once(
     def late(publisher: Publisher, key: str) -> None:
         bench.store.gate.set()  # the other thread gives up after this one has looked whether it did
         with pytest.raises(RuntimeError):
-            saves[0].done.result(20)
+            saves[0].done.result(120)
         drop(publisher, key)
 
     monkeypatch.setattr(Publisher, "_drop", late)
     saves.append(bench.offer(3))
     for it in saves:
         with pytest.raises(RuntimeError, match="the channel broke"):
-            it.done.result(20)
+            it.done.result(120)
         assert it.folder.is_dir(), "the newest there is"
     assert not bench.publisher.is_busy

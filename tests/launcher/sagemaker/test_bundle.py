@@ -19,7 +19,7 @@ from sm_llm.errors import Issue, PlanError
 from sm_llm.launcher.images.images import IMAGES
 from sm_llm.launcher.planning.bundle import make_bundle
 from sm_llm.launcher.planning.requirement_file import requirement_issues
-from sm_llm.launcher.planning.source_tree import source_tree
+from sm_llm.launcher.planning.source_tree import WARN_TREE, source_tree
 from sm_llm.spec.tasks import TASK_KINDS
 from sm_llm.spec.validation.runner import errors_of
 from tests.launcher.sagemaker.conftest import SCRIPT
@@ -93,11 +93,17 @@ def test_SR10_what_is_not_a_code_stays_here_and_secrets_are_refused(tmp_path: Pa
     assert "data/small" in tree.files
 
 
-def test_a_large_program_is_warned_of(tmp_path: Path) -> None:
+def test_a_large_program_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond 50 MB; 6 MB here, as every byte is searched for secrets."""
+    assert WARN_TREE == 50_000_000
+    monkeypatch.setattr("sm_llm.launcher.planning.source_tree.WARN_TREE", 5_000_000)
     with (tmp_path / "weights").open("wb") as stream:
-        stream.truncate(60_000_000)
+        stream.truncate(5_000_000)
+    assert source_tree(tmp_path).issues == []
+    with (tmp_path / "weights").open("wb") as stream:
+        stream.truncate(6_000_000)
     (warning,) = source_tree(tmp_path).issues
-    assert (warning.severity, "60 MB" in warning.message) == ("warning", True)
+    assert (warning.severity, "6 MB" in warning.message) == ("warning", True)
 
 
 def test_SR12_links_are_followed_reported_and_loops_refused(tmp_path: Path) -> None:
