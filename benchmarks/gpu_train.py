@@ -4,14 +4,15 @@
 ``python benchmarks/gpu_train.py --suite 8b --seconds 560 --quick-weights --json FILE``
 
 A setting is a model with its lengths and switches, a suite a list of turns (``--list`` shows both; gpu_settings.py).
-Subjects take turns, each time in fresh processes under torchrun: the worker's own loop with its loader; what one would
-write without it (transformers' model and loss, FSDP2, every layer compiled, torch's fused AdamW), with the same
-checkpointing; with ``--against`` the worker of another checkout; and torchtitan. The table has medians over rounds:
-tokens/s per GPU (of the median step), MFU by the family's formula, the smallest and largest step, GiB allocated and
-reserved at the peak and by the card, seconds from the command to the end of the first step (of a first turn, which
-compiles, and of later ones, which find its graphs), and the losses of the first and the last step. Behind sizes of
-memory is what the plan's estimate says. What each turn has found is printed at once and written to ``--json``, which
-gpu_report.py reads; a call ends within ``--seconds``. On a machine without GPUs ``--suite tiny`` tries it out.
+Subjects take turns, each time in fresh processes under torchrun and on the same text (gpu_text.py): the worker's own
+loop with its loader; what one would write without it (transformers' model and loss, FSDP2, every layer compiled,
+torch's fused AdamW), with the same checkpointing; with ``--against`` the worker of another checkout; and torchtitan.
+The table has medians over rounds: tokens/s per GPU (of the median step), MFU by the family's formula, the smallest and
+largest step, GiB allocated and reserved at the peak and by the card, seconds from the command to the end of the first
+step (of a first turn, which compiles, and of later ones, which find its graphs), and the losses of the first and the
+last step. Behind sizes of memory is what the plan's estimate says. What each turn has found is printed at once and
+written to ``--json``, which gpu_report.py reads; a call ends within ``--seconds``. On a machine without GPUs
+``--suite tiny`` tries it out.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_report import row, tables
 from gpu_settings import BARE, BEFORE, NOTHING, OURS, RATE, SETTINGS, SUITES, TORCHTITAN
+from gpu_text import text_rows, write_text
 
 from sm_llm.contract.memory_estimate import memory_estimate
 from sm_llm.models.config import model_config
@@ -57,13 +59,13 @@ _BEGAN = "GPU_TRAIN_BEGAN"
 class Ours:
     """The worker's loop. Checks of free disk space are left out: nothing is saved."""
 
-    def __init__(self, setting: Setting, folder: Path) -> None:
+    def __init__(self, setting: Setting, folder: Path, rows: str) -> None:
         from loop import Ours as Loop
 
         from sm_llm.worker.tasks import train
 
         train.check_space = lambda *_: None  # type: ignore[assignment]
-        self._loop = Loop(folder, setting.task())
+        self._loop = Loop(folder, setting.task(rows))
         device = self._loop.training.strategy.device
         self.device, self.costs = device.torch_device, self._loop.setup.costs(device)
         self.about = {"settings": settings(self._loop.setup.task), "predicted": self._predicted()}
@@ -129,11 +131,13 @@ class Ours:
 class Bare:
     """transformers' model and loss under FSDP2."""
 
-    def __init__(self, setting: Setting, _: Path) -> None:
+    def __init__(self, setting: Setting, _: Path, rows: str) -> None:
+        import numpy as np
         import torch
         import torch.distributed as dist
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+        from sm_llm.data.loader import open_source
         from sm_llm.models.families.table import family
         from sm_llm.spec.tasks import TrainTask
         from sm_llm.worker.device import gpu_or_cpu
@@ -145,7 +149,7 @@ class Bare:
         from sm_llm.worker.strategies.weights import InitialWeights
         from sm_llm.worker.training.job_setup import set_up
 
-        task, process = TrainTask.model_validate(setting.task(), strict=False), ProcessInfo.read(os.environ)
+        task, process = TrainTask.model_validate(setting.task(rows), strict=False), ProcessInfo.read(os.environ)
         device = gpu_or_cpu(process)
         self.device = device.torch_device
         start_process_group(self.device, process)
@@ -165,10 +169,10 @@ class Bare:
         weights = InitialWeights(family(setup.config).tensors(setup.config), 0)
         materialise(self.model, self.device, self.device, weights)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE, betas=(0.9, 0.95), fused=True)
-        generator = torch.Generator(self.device).manual_seed(dist.get_rank())
-        shape = (64, setting.batch, setting.seq_length)
-        vocabulary = int(setup.config["vocab_size"])
-        self.rows = torch.randint(0, vocabulary, shape, generator=generator, device=self.device)
+        source = open_source(task.data, "train", int(setup.config["vocab_size"]), 0)
+        chosen = (dist.get_rank() + np.arange(64 * setting.batch)) % source.count
+        ids = torch.from_numpy(source.rows(chosen).input_ids).to(self.device)
+        self.rows = ids.view(64, setting.batch, setting.seq_length)
         self.done = 0
         self.loss: Any = None
         self.about: dict[str, Any] = {}
@@ -197,7 +201,7 @@ def measure(subject: str, setting: Setting, options: argparse.Namespace) -> dict
     blocks = options.blocks
     kind: Callable[..., Any] = Bare if subject == BARE else Ours
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
-        loop = kind(setting, Path(folder))
+        loop = kind(setting, Path(folder), options.rows)
         loop.step()
         loss = loop.last_loss()
         started = time.time() - float(os.environ[_BEGAN])
@@ -279,9 +283,12 @@ def memory(device: torch.device) -> dict[str, Any]:
 def run(subject: str, name: str, options: argparse.Namespace, cache: Path, seconds: float) -> dict[str, Any] | None:
     """One turn of a subject in processes of its own; None, with its output on stderr, where it failed.
 
-    It is ended after so many ``seconds``, if they are finite. Compiled graphs are kept below ``cache``, for each
-    subject and setting apart.
+    It is ended after so many ``seconds``, if they are finite. The text, and compiled graphs, for each subject and
+    setting apart, are kept below ``cache``.
     """
+    text = cache / "text"
+    if not text.exists():
+        write_text(text)
     here = Path(__file__).resolve().parents[1]
     tree = options.against if subject == BEFORE else here
     with tempfile.TemporaryDirectory() as folder:
@@ -289,10 +296,12 @@ def run(subject: str, name: str, options: argparse.Namespace, cache: Path, secon
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command.append(f"--nproc-per-node={SETTINGS[name].gpus}")
         if subject == TORCHTITAN:
-            command += [str(Path(__file__).with_name("titan.py")), json.dumps(asdict(SETTINGS[name])), str(result)]
+            setting = json.dumps(asdict(SETTINGS[name]))
+            command += [str(Path(__file__).with_name("titan.py")), setting, str(result), str(text)]
         else:
             command += [__file__, name, f"--blocks={options.blocks}", f"--child={subject}", f"--json={result}"]
             command += [f"--saves={options.saves}", f"--overhead={options.overhead}"]
+            command.append(f"--rows={text_rows(text, SETTINGS[name].seq_length)}")
             command += [*(["--quick-weights"] if options.quick_weights else [])]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), os.environ.get("PYTHONPATH", "")])}
         environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(cache / f"{name}-{subject}")}
@@ -398,6 +407,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, default=4, help=f"of {BLOCK} measured steps a turn")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--rows", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

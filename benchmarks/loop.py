@@ -66,6 +66,7 @@ class Ours:
         spec = JobSpec.model_validate({"name": "loop", "task": task}, strict=False)
         job = JobFile(run_id="loop", attempt=1, run_uri=str(folder / "run"), spec=spec, spec_digest="")
         job.write(folder / "job.json")
+        (folder / "run").mkdir(exist_ok=True)  # by a launcher, elsewhere
         base = {"SAGEMAKER_BASE_DIR": str(folder / "base"), JOB_ENVIRONMENT: str(folder / "job.json")}
         context = WorkerContext.read({**os.environ, **base})
         assert isinstance(spec.task, TrainTask)

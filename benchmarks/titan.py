@@ -1,7 +1,7 @@
 """torchtitan's own trainer on a setting of gpu_train.py, for ``gpu_train.py --torchtitan``; runs below torchrun.
 
-``torchrun benchmarks/titan.py SETTING FILE`` needs ``pip install torchtitan==0.2.2``. It tokenises text (the sources of
-Python's standard library) with its own loader, and runs with its defaults but for what the setting asks for:
+``torchrun benchmarks/titan.py SETTING FILE TEXT`` needs ``pip install torchtitan==0.2.2``. It tokenises the text in the
+folder TEXT (gpu_text.py) with its own loader, and runs with its defaults but for what the setting asks for:
 checkpointing of activations, compilation, length, micro-batch, fp8 (with fp8 all-gather). Writes step times, memory and
 losses to FILE as JSON.
 """
@@ -13,11 +13,12 @@ import json
 import os
 import statistics
 import sys
-import sysconfig
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from gpu_text import text_data, text_tokenizer
 
 STEPS = int(os.environ.get("TITAN_STEPS", "26"))
 WARM_UP = 6
@@ -27,42 +28,16 @@ FLAVORS = {
     "llama-3.1-8b": ("8B", None),
     "tiny": ("debugmodel", None),
 }
-VOCABULARY = 4096
-"""Of the tokenizer alone; the models have their own 128,256 entries."""
 
 
-def corpus(folder: Path) -> tuple[str, str]:
-    """A data set and a tokenizer made of it."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    texts = [it.read_text(encoding="utf-8", errors="replace") for it in sources]
-    data, assets = folder / "data", folder / "tokenizer"
-    data.mkdir()
-    assets.mkdir()
-    (data / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = ["<|begin_of_text|>", "<|end_of_text|>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-    )
-    tokenizer.train_from_iterator(texts[:60], trainer)
-    tokenizer.save(str(assets / "tokenizer.json"))
-    config = {"bos_token": special[0], "eos_token": special[1], "add_bos_token": True}
-    (assets / "tokenizer_config.json").write_text(json.dumps(config))
-    return str(data), str(assets)
-
-
-def options(setting: dict[str, Any], flavor: str, data: str, assets: str) -> list[str]:
-    """torchtitan's command line for a setting."""
+def options(setting: dict[str, Any], flavor: str, text: Path, folder: str) -> list[str]:
+    """torchtitan's command line for a setting, to write into ``folder``."""
     spread = setting["parallelism"]
     kind = spread.get("activation_checkpointing", "none")
     kind = "selective" if kind == "auto" else kind  # its default
     kept = spread.get("reshard_after_forward", True) is False
-    found = ["--model.name=llama3", f"--model.flavor={flavor}", f"--model.hf_assets_path={assets}"]
-    found += ["--training.dataset=c4_test", f"--training.dataset_path={data}", f"--training.steps={STEPS}"]
+    found = ["--model.name=llama3", f"--model.flavor={flavor}", f"--model.hf_assets_path={text_tokenizer(text)}"]
+    found += ["--training.dataset=c4_test", f"--training.dataset_path={text_data(text)}", f"--training.steps={STEPS}"]
     found += [
         f"--training.seq_len={setting['seq_length']}",
         f"--training.local_batch_size={setting['batch']}",
@@ -70,7 +45,7 @@ def options(setting: dict[str, Any], flavor: str, data: str, assets: str) -> lis
     found.append(f"--activation_checkpoint.mode={'memory_budget' if kind == 'budget' else kind}")
     found.append("--activation_checkpoint.selective_ac_option=op")
     found += [f"--parallelism.fsdp_reshard_after_forward={'never' if kept else 'always'}", "--metrics.log_freq=5"]
-    found += ["--lr_scheduler.warmup_steps=2", "--job.dump_folder=" + os.path.dirname(data)]
+    found += ["--lr_scheduler.warmup_steps=2", f"--job.dump_folder={folder}"]
     if setting["compile"]:
         found.append("--compile.enable")
     if setting["compute"] == "fp8":
@@ -80,11 +55,11 @@ def options(setting: dict[str, Any], flavor: str, data: str, assets: str) -> lis
     return found
 
 
-def main(setting: dict[str, Any], target: Path) -> None:
+def main(setting: dict[str, Any], target: Path, text: Path) -> None:
     flavor, shape = FLAVORS[setting["preset"]]
     with tempfile.TemporaryDirectory() as folder:
-        data, assets = corpus(Path(folder))
-        sys.argv[1:] = options(setting, flavor, data, assets)  # torchtitan reads them when it is imported
+        # torchtitan reads them when it is imported.
+        sys.argv[1:] = options(setting, flavor, text, folder)
         measure(flavor, shape, target)
 
 
@@ -131,4 +106,4 @@ def measure(flavor: str, shape: dict[str, Any] | None, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), Path(sys.argv[2]))
+    main(json.loads(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 GIB = 2**30
 RESERVED_BYTES = 1.5 * GIB
 """For the CUDA context and NCCL's buffers, which no tensor shows."""
-SLACK = 1.06
-"""What torch's allocator has held on one H200 over what was allocated: 1 to 6% (docs/benchmarks.md)."""
+SLACK = 0.06
+"""Share of what is allocated that torch's allocator holds in addition: 1 to 6% on H200s (docs/benchmarks.md)."""
+MOST_SLACK = 3.5 * GIB
+"""However much is allocated: 2.0 to 3.1 GiB beyond 50."""
 LOGITS_SHARE = 1 / 32
 """Of a GPU's memory, for the logits of one chunk (``worker.strategies.fsdp.loss.logit_bytes``)."""
 _UNSHARED = 0.6
@@ -47,7 +49,7 @@ class MemoryEstimate:
     states: float
     """Parameters, AdamW's two moments, and the gradients that there are."""
     working: float
-    """Parameters gathered for the layers at work, and their gradients before they are reduced."""
+    """Parameters gathered for the layers at work, or turned for the backward pass, and gradients to be reduced."""
     activations: float
     """What the backward pass still needs of the layers, and of the one that is computed again."""
     logits: float
@@ -63,7 +65,12 @@ class MemoryEstimate:
     @property
     def by_card(self) -> float:
         """What the card shows as taken: with what the allocator loses and keeps, and what no tensor shows."""
-        return self.total * SLACK + self.apart + RESERVED_BYTES
+        return self.total + self.slack + self.apart + RESERVED_BYTES
+
+    @property
+    def slack(self) -> float:
+        """What the allocator holds beyond what is allocated, between its blocks."""
+        return min(SLACK * self.total, MOST_SLACK)
 
     def describe(self, card: Card) -> str:
         """``about 31 of 40 GiB: states 12.6, …``."""
@@ -77,8 +84,8 @@ class MemoryEstimate:
             return
         takes = "the runtime takes" if card.is_neuron else "CUDA and NCCL take"
         message = (
-            f"this training probably runs out of memory: {self.describe(card)}; the allocator loses {SLACK - 1:.0%}, "
-            f"{takes} {RESERVED_BYTES / GIB:g} GiB"
+            f"this training probably runs out of memory: {self.describe(card)}; the allocator loses "
+            f"{self.slack / GIB:.1f} GiB, {takes} {RESERVED_BYTES / GIB:g} GiB"
         )
         remedy = "Lower task.micro_batch_size, set activation_checkpointing to full, or shard over more GPUs"
         if card.is_neuron:
@@ -157,6 +164,9 @@ class _Step:
     """What all layers keep for the backward pass."""
     whole: float
     """What one layer keeps where nothing is computed again."""
+    transposed: float
+    """Weights that were gathered in fp8, transposed for the backward pass, which compiled layers keep from the forward
+    pass. Inferred: peaks of 8B on two H200s were above all else by 0.8 to 0.9 bytes a parameter of the layers."""
     computes_again: bool
     vocabulary: float
     """Entries whose logits this GPU computes."""
@@ -193,9 +203,10 @@ class _Step:
         tokens = tokens_of(derived, arranged)
         kept, whole = activation_bytes(config, terms, arranged, task.precision)
         again = terms.recomputes not in ("none", "budget")
+        transposed = 0.0 if alone or again or precision.compute != "fp8" else layers
         return cls(
             parts, compute, _SIZES[precision.reduce], lasting, gradients, not alone, kept_gathered,
-            tokens * kept, tokens * whole, again, family(config).vocab_size(config) / arranged.tensor,
+            tokens * kept, tokens * whole, transposed, again, family(config).vocab_size(config) / arranged.tensor,
             0.0 if alone else _apart(parts, arranged, compute, master, terms),
         )  # fmt: skip
 
@@ -219,7 +230,7 @@ def _apart(parts: _Parameters, arranged: Layout, compute: int, master: int, term
 def _at_the_loss(step: _Step, loss: float) -> MemoryEstimate:
     """All activations are there, and no gradient yet but the output head's."""
     working = step.gathered(step.parts.head + step.parts.layer)  # the layer before is not freed yet
-    return MemoryEstimate(step.lasting, working, step.kept, loss)
+    return MemoryEstimate(step.lasting, working + step.transposed, step.kept, loss)
 
 
 def _into_the_backward(step: _Step) -> MemoryEstimate:
@@ -227,6 +238,7 @@ def _into_the_backward(step: _Step) -> MemoryEstimate:
     # The layer at work, and the one before it, which FSDP gathers ahead of its use.
     layers = 2 * step.parts.layer
     working = step.gathered(layers) + step.unreduced(step.parts.head) + step.unreduced(step.parts.layer)
+    working += step.transposed
     again = step.whole if step.computes_again else 0.0
     head = 0.0 if step.gathers else step.compute * step.parts.head
     return MemoryEstimate(step.lasting, working, step.kept + again, head)

@@ -36,7 +36,11 @@ def estimate(
 
 
 FULL = {"activation_checkpointing": "full"}
+SELECTIVE = {"activation_checkpointing": "selective"}
+BUDGET = {"activation_checkpointing": "budget"}
+KEPT = {"reshard_after_forward": False}
 COMPILED = {"compute": "bf16", "compile": True}
+FP8 = {"compute": "fp8", "compile": True}
 
 
 def test_llama_2_7b_on_eight_gpus_by_hand() -> None:
@@ -60,14 +64,19 @@ def test_llama_2_7b_on_eight_gpus_by_hand() -> None:
     ("preset", "gpus", "seq_length", "micro_batch_size", "fields", "allocated_gib"),
     [
         ("llama-3.2-1b", 1, 4096, 4, {}, 42.9),
-        ("llama-3.2-1b", 1, 4096, 4, {"precision": {"compute": "fp8", "compile": True}}, 36.9),
-        ("llama-3.2-1b", 1, 4096, 4, {"parallelism": {"activation_checkpointing": "budget"}}, 36.9),
-        ("llama-3.2-1b", 1, 4096, 4, {"parallelism": {"activation_checkpointing": "selective"}}, 31.6),
+        ("llama-3.2-1b", 1, 4096, 4, {"precision": FP8}, 36.9),
+        ("llama-3.2-1b", 1, 4096, 4, {"parallelism": BUDGET}, 36.9),
+        ("llama-3.2-1b", 1, 4096, 4, {"parallelism": SELECTIVE}, 31.6),
         ("llama-3.2-1b", 1, 4096, 4, {"parallelism": FULL}, 25.3),
         ("qwen3-0.6b", 1, 8192, 4, {}, 50.5),
         ("mistral-7b", 1, 8192, 2, {"config": {"num_hidden_layers": 8}}, 45.1),
         ("mixtral-8x7b", 1, 4096, 2, {"config": {"num_hidden_layers": 2}}, 48.1),
         ("llama-3.1-8b", 2, 8192, 1, {}, 84.2),
+        ("llama-3.1-8b", 2, 8192, 1, {"parallelism": KEPT}, 98.2),
+        ("llama-3.1-8b", 2, 8192, 1, {"parallelism": SELECTIVE}, 63.7),
+        ("llama-3.1-8b", 2, 8192, 2, {"parallelism": BUDGET}, 98.5),
+        ("llama-3.1-8b", 2, 8192, 2, {"parallelism": {**KEPT, **BUDGET}}, 112.2),
+        ("llama-3.1-8b", 2, 8192, 2, {"parallelism": KEPT, "precision": FP8}, 111.1),
     ],
 )
 def test_it_is_what_trainings_have_allocated(
@@ -79,6 +88,25 @@ def test_it_is_what_trainings_have_allocated(
         options["config"] = {"tie_word_embeddings": False}
     found = estimate(preset, gpus, seq_length, "ml.p5e.48xlarge", **options)
     assert -0.02 < found.total / GIB / allocated_gib - 1 < 0.04
+
+
+@pytest.mark.parametrize(
+    ("micro_batch_size", "parallelism", "precision", "by_card_gib"),
+    [
+        (1, KEPT, COMPILED, 121.1),
+        (1, SELECTIVE, COMPILED, 85.5),
+        (2, BUDGET, COMPILED, 118.9),
+        (2, {**KEPT, **BUDGET}, COMPILED, 132.7),
+        (2, KEPT, FP8, 130.7),
+    ],
+)
+def test_it_is_what_the_card_has_shown(
+    micro_batch_size: int, parallelism: dict[str, Any], precision: dict[str, Any], by_card_gib: float
+) -> None:
+    """Llama 3.1 8B on two H200s, 8,192 tokens a sequence, compiled (docs/benchmarks.md)."""
+    options = {"micro_batch_size": micro_batch_size, "parallelism": parallelism, "precision": precision}
+    found = estimate("llama-3.1-8b", 2, 8192, "ml.p5e.48xlarge", **options)
+    assert -0.02 < found.by_card / GIB / by_card_gib - 1 < 0.03
 
 
 @pytest.mark.parametrize(

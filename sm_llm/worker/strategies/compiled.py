@@ -96,6 +96,11 @@ class CompiledLayers:
         )
 
 
+def compile_forward(module: torch.nn.Module) -> None:
+    """Compile a small module that shares its FSDP group with others: without the hooks that this puts on it."""
+    module.forward = torch.compile(module.forward, backend=BACKEND)
+
+
 def _compile_seconds() -> float:
     """What torch.compile has taken in this process so far."""
     return float(torch._dynamo.utils.calculate_time_spent()["total_wall_time"])

@@ -69,12 +69,17 @@ def outer_modules(model: torch.nn.Module) -> OuterModules | None:
     # A parameter cannot be in two groups of FSDP.
     if table.weight is head.weight:
         return None
-    behind = [
+    return OuterModules(table, [*last_norms(model), head])
+
+
+def last_norms(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """What has parameters between the last decoder layer and the output head."""
+    table = model.get_input_embeddings()  # type: ignore[operator]
+    return [
         child
         for child in model.base_model.children()  # type: ignore[union-attr]
         if child is not table and not isinstance(child, torch.nn.ModuleList) and any(True for _ in child.parameters())
     ]
-    return OuterModules(table, [*behind, head])
 
 
 def named_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

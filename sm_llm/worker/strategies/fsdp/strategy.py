@@ -16,7 +16,7 @@ from sm_llm.models.families.table import family
 from sm_llm.spec.machines.hardware import attention_kernel
 from sm_llm.spec.tasks import plainest
 from sm_llm.worker.device import DTYPES, ask_for_determinism
-from sm_llm.worker.strategies.compiled import CompiledLayers
+from sm_llm.worker.strategies.compiled import CompiledLayers, compile_forward
 from sm_llm.worker.strategies.fsdp.attention import CausalAttention
 from sm_llm.worker.strategies.fsdp.attention_kernel import found_kernel, settle_order
 from sm_llm.worker.strategies.fsdp.float8 import assert_float8, compute_in_float8, settle_scales
@@ -27,7 +27,14 @@ from sm_llm.worker.strategies.fsdp.reduce_memory import SharedMemoryReduceScatte
 from sm_llm.worker.strategies.fsdp.tensor import split_matrices
 from sm_llm.worker.strategies.fsdp.update import make_update
 from sm_llm.worker.strategies.master import MasterWeights, PlainMasters
-from sm_llm.worker.strategies.model import build_on_meta, decoder_layers, materialise, named_parameters, outer_modules
+from sm_llm.worker.strategies.model import (
+    build_on_meta,
+    decoder_layers,
+    last_norms,
+    materialise,
+    named_parameters,
+    outer_modules,
+)
 from sm_llm.worker.strategies.packed import PackedWeights, unpacked
 from sm_llm.worker.strategies.passes import forward_loss, run_passes
 from sm_llm.worker.training.nonfinite_policy import flag_of
@@ -138,6 +145,10 @@ class FsdpStrategy:
             layers.append(layer)
             if self._task.precision.compile:
                 self._compiled.compile(computed_part(layer), names[id(own)])
+        # With tensor parallelism a norm's inputs are split, and its own hooks gather them.
+        if self._task.precision.compile and self.layout.tensor == 1:
+            for norm in last_norms(self._model):
+                compile_forward(norm)
         return layers
 
     def _shard(self, layers: Sequence[torch.nn.Module], meshes: Meshes) -> None:
