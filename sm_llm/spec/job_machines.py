@@ -84,17 +84,20 @@ def computes_on_cpu(job: JobSpec) -> bool:
     return not own if own is not None else not this_machine().gpus
 
 
-def network_environment(job: JobSpec) -> dict[str, str]:
+def network_environment(job: JobSpec, *, has_efa: bool | None = None) -> dict[str, str]:
     """Variables for libfabric, NCCL and the Neuron runtime, by what the instance type has.
 
-    EFA is named only where every node has a card for it, and only between nodes: on one node its warnings mislead. The
+    EFA is named only where every node has a card for it (or ``has_efa``, where something else decides what a job gets
+    of them), and only between nodes: on one node its warnings mislead. The
     protocol of NCCL and the rest of libfabric's switches are left to current plugins, which choose better themselves.
     """
     rows, parallelism = machines(job), parallelism_of(job.task)
     # A cluster of one's own may leave the type out, and a strategy for Neuron still needs its variables.
     is_neuron = all(row.is_neuron for row in rows) if rows else _is_for_neuron(parallelism)
     variables = _neuron_environment(job) if is_neuron else {}
-    if rows and all(row.efa_cards for row in rows) and job.compute.instance_count > 1:
+    if has_efa is None:
+        has_efa = bool(rows) and all(row.efa_cards for row in rows)
+    if has_efa and job.compute.instance_count > 1:
         variables |= _efa_environment(is_neuron=is_neuron)
     return variables
 

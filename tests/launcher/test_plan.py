@@ -14,6 +14,9 @@ from sm_llm.launcher import backend as base
 from sm_llm.launcher.backends.local import backend as local
 from sm_llm.launcher.display.tables import _plan_rows
 from sm_llm.launcher.planner import plan
+from sm_llm.launcher.planning.model_facts import model_facts
+from sm_llm.models.config import model_config
+from sm_llm.spec.tasks import TrainTask
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,6 +82,20 @@ def test_every_number_of_a_training_plan() -> None:
     assert len(it.command) == 2
     assert "--node-rank=1" in it.command[1]
     assert it.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "bytes_each", "holds"),
+    [
+        ({"strategy": "fsdp"}, 12, "fp32 weights and two AdamW moments"),
+        ({"strategy": "nxd"}, 14, "bf16 weights, fp32 weights and two AdamW moments"),
+    ],
+)
+def test_a_checkpoint_holds_what_its_engine_saves(parallelism: dict[str, Any], bytes_each: int, holds: str) -> None:
+    """NxD saves the weights that compute, and apart from them the optimiser's state with their masters (ZeRO-1)."""
+    task = TrainTask.model_validate({**TRAIN["task"], "parallelism": parallelism}, strict=False)
+    facts = model_facts(model_config(preset="llama-3.2-1b", path=None, pretrained=None, overrides={}), task)
+    assert (facts.checkpoint_bytes, facts.checkpoint_holds) == (bytes_each * facts.parameters, holds)
 
 
 def test_a_plan_is_a_frozen_json_value_and_touches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,8 @@ def _length_rows(plan: Plan) -> Iterable[tuple[str, str]]:
     yield "warm-up", unknown if derived.warmup_steps is None else counted(derived.warmup_steps, "step")
     every = derived.checkpoint_every
     saved = _every(every) if every else unknown
-    amount = f"{size(plan.model.checkpoint_bytes)} each (fp32 weights and two AdamW moments), " if plan.model else ""
+    facts = plan.model
+    amount = f"{size(facts.checkpoint_bytes)} each ({facts.checkpoint_holds}), " if facts else ""
     yield "checkpoints", f"{amount}{saved}, the last {plan.job.task.checkpoint.keep_last} kept"  # type: ignore[union-attr]
     if derived.validation_every:
         from sm_llm.launcher.planning.unread_settings import has_validation

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 """fp32 master weight and AdamW's two fp32 moments."""
+_SIZES = {"fp32": 4, "bf16": 2}
 # Of weights that a plan reads whole: a second from a local disk.
 _READ_BYTES = 1 << 30
 
@@ -38,6 +39,8 @@ class ModelFacts:
     vocab_size: int
     max_position_embeddings: int
     checkpoint_bytes: int
+    checkpoint_holds: str
+    """What makes them up."""
     key_value_heads: int = 0
 
 
@@ -120,6 +123,11 @@ def model_facts(config: Mapping[str, Any], task: TrainTask) -> ModelFacts:
     """Facts of the model of a canonical ``config``."""
     kind = family(config)
     parameters = kind.parameter_count(config)
+    holds, bytes_each = "fp32 weights and two AdamW moments", CHECKPOINT_BYTES_PER_PARAMETER
+    if task.parallelism.memory().zero1:
+        # The masters are the optimiser's: what computes is saved beside them.
+        compute = "fp32" if task.precision.compute == "fp32" else "bf16"
+        holds, bytes_each = f"{compute} weights, {holds}", bytes_each + _SIZES[compute]
     return ModelFacts(
         model_type=kind.model_type,
         parameters=parameters,
@@ -129,6 +137,7 @@ def model_facts(config: Mapping[str, Any], task: TrainTask) -> ModelFacts:
         vocab_size=kind.vocab_size(config),
         max_position_embeddings=kind.max_position_embeddings(config),
         # Random states, steps and the loader's position add kilobytes.
-        checkpoint_bytes=parameters * CHECKPOINT_BYTES_PER_PARAMETER,
+        checkpoint_bytes=parameters * bytes_each,
+        checkpoint_holds=holds,
         key_value_heads=kv_heads(config),
     )

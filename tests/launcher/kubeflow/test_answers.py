@@ -182,8 +182,12 @@ def test_who_may_not_list_jobs_or_see_events_can_run_them(ready_kubernetes: Kube
     ready_kubernetes.bad_images = {"image:1"}
     run = sm_llm.launch(spec(tmp_path))
     await_(lambda: "its image cannot be pulled" in detail(run))
-    assert sm_llm.attach(f"kubeflow://double/team/{names.object_name(run.id)}").uri == run.uri
+    name = names.object_name(run.id)
+    assert sm_llm.attach(f"kubeflow://double/team/{name}").uri == run.uri
+    assert cluster("double").events(ready_kubernetes.objects["pytorchjobs", "team", name]) == []
     run.stop()
+    # The job goes after its pods, so that its end is theirs.
+    assert any(it.startswith("DELETE") and "propagationPolicy=Foreground" in it for it in ready_kubernetes.requests)
     ready_kubernetes.forbid(("get", "pytorchjobs"), ("get", "hyperpodpytorchjobs"))
     with pytest.raises(SubmitError, match="forbidden"):
         sm_llm.attach(f"kubeflow://double/team/{names.object_name(run.id)}")

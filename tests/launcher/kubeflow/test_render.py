@@ -359,6 +359,7 @@ def test_DL27_instance_types_that_no_table_knows_pass_with_the_facts_that_the_us
     unknown = {**tiny(accelerators_per_pod=8, efa_per_pod=8), "compute": compute("ml.p9.48xlarge", processes=8)}
     assert limits(render(unknown)) == {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "8"}
     assert pod_of(render(unknown))["nodeSelector"] == {names.INSTANCE_LABEL: "ml.p9.48xlarge"}
+    assert variables(render(unknown))["FI_PROVIDER"] == "efa"
     assert "compute.instance_type: is not in the table" in refusal({**tiny(), "compute": compute("ml.p9.48xlarge")})
     [plan] = sm_llm.plan({**tiny(), "compute": compute("ml.p9.48xlarge", processes=8)})
     assert any("the pods ask for no accelerators" in str(it) for it in plan.issues)

@@ -209,8 +209,7 @@ def _resources(asked: Asked) -> Iterator[tuple[str, str]]:
 
 def _environment(asked: Asked) -> dict[str, str]:
     # A pod without an EFA interface must not be set to use one: libfabric would find no provider.
-    has_efa = asked.efa > 0
-    return {name: value for name, value in network_environment(asked.job).items() if has_efa or name[:3] != "FI_"}
+    return network_environment(asked.job, has_efa=asked.efa > 0)
 
 
 def _devices(asked: Asked) -> str:
