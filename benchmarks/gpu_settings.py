@@ -52,6 +52,7 @@ KEPT = {"reshard_after_forward": False}
 BUDGET = {"activation_checkpointing": "budget"}
 FULL = {"activation_checkpointing": "full"}
 SELECTIVE = {"activation_checkpointing": "selective"}
+EXCHANGED = {"exchange_gradients": True}
 SETTINGS = {
     "tiny": Setting("tiny", 128, 2, compile=False, compute="fp32"),
     "1b": Setting("llama-3.2-1b", 4096, 4, config=UNTIED),
@@ -86,6 +87,9 @@ SETTINGS = {
     "8b-kept-fp8-2": Setting("llama-3.1-8b", 8192, 2, 2, parallelism=KEPT, compute="fp8"),
     "8b-fp8-2": Setting("llama-3.1-8b", 8192, 2, 2, compute="fp8"),
     "8b-kept-reduce-bf16": Setting("llama-3.1-8b", 8192, 1, 2, parallelism=KEPT, reduce="bf16"),
+    "8b-exchanged": Setting("llama-3.1-8b", 8192, 2, 2, {}, "auto", {**AUTO, **EXCHANGED}, micro_batch_size="auto"),
+    "8b-exchanged-fp8": Setting("llama-3.1-8b", 8192, 2, 2, {}, "auto", {**AUTO, **EXCHANGED}, "fp8", "auto"),
+    "8b-exchanged-selective": Setting("llama-3.1-8b", 8192, 1, 2, parallelism={**SELECTIVE, **EXCHANGED}),
     "8b-full-4": Setting("llama-3.1-8b", 8192, 4, 2, parallelism=FULL),
     "8b-accumulated": Setting("llama-3.1-8b", 8192, 2, 2, micro_batch_size=1),
     "8b-budget": Setting("llama-3.1-8b", 8192, 1, 2, parallelism=BUDGET),
@@ -126,6 +130,14 @@ SUITES = {
             *(("8b-fp8-2", TORCHTITAN), ("8b-selective", OURS), ("8b-auto", OURS)),
         ),
         3,
+    ),
+    "exchange": Suite(
+        "the automatic settings of 8B with gradients sent in bf16 and added up in fp32, beside the same without",
+        2,
+        (
+            *(("8b-exchanged", OURS), ("8b-auto-2", OURS), ("8b-exchanged-fp8", OURS)),
+            *(("8b-exchanged-selective", OURS), ("8b-selective", OURS)),
+        ),
     ),
     "families": Suite(
         "Mistral 7B and Qwen3 8B on two GPUs", 2, (("qwen3-8b", OURS), ("mistral-7b", OURS), ("8b-kept-2-budget", OURS))

@@ -140,6 +140,11 @@ CASES: list[Case] = [
         ),
     ),
     (
+        "exchange-without-effect",
+        TRAIN,
+        ("task.parallelism.exchange_gradients=true", "task.parallelism.sharding=none"),
+    ),
+    (
         "gradient-memory-without-effect",
         TRAIN,
         ("task.parallelism.share_gradient_memory=true", "task.parallelism.sharding=none"),

@@ -97,6 +97,10 @@ CASES = {
     ),
     "parallelism.offload_optimizer": (["parallelism.offload_optimizer=true", CPU], [f"{CPU}0"]),
     "parallelism.offload_activations": (["parallelism.offload_activations=true", CPU], [f"{CPU}0"]),
+    "parallelism.exchange_gradients": (
+        ["parallelism.exchange_gradients=true", "precision.compute=bf16"],
+        ["compute.processes_per_instance=2"],
+    ),
     "parallelism.share_gradient_memory": (["parallelism.share_gradient_memory=true", CPU], [f"{CPU}0"]),
     "parallelism.sequence_parallel": (
         ["parallelism.sequence_parallel=false"],

@@ -58,6 +58,21 @@ def test_gradients_that_are_dropped_at_once_share_no_memory(option: str, named: 
     assert f"has no effect with {named}" in reported
 
 
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ("task.parallelism.sharding=none", "sharding: none"),
+        ("task.precision.compute=fp32", "precision.compute: fp32"),
+        ("task.precision.reduce=bf16", "precision.reduce: bf16"),
+    ],
+)
+def test_gradients_that_need_no_exchange_are_named(option: str, named: str) -> None:
+    exchanges = ("task.parallelism.exchange_gradients=true", "task.precision.compute=bf16")
+    assert train(*exchanges) == []
+    (reported,) = train(*exchanges, option)
+    assert f"has no effect with {named}" in reported
+
+
 def test_a_good_job_has_none() -> None:
     assert train() == []
     assert faults({"name": "p", "task": PREPARE}) == []

@@ -79,6 +79,7 @@ SPLIT: dict[str, dict[str, Any]] = {
     "scaled": {"tensor_parallel_degree": 2},
 }
 """Families other than that of ``DEGREES`` with what they can be split by, on two processes."""
+ROUNDED: dict[str, Any] = {**LEAN, "precision": {"compute": "bf16"}}
 PADDED_2 = ("cp2", "tp2")
 PADDED_4 = ("hybrid", "tp2-fsdp2", "cp2-fsdp2")
 """Of ``DEGREES``, those whose processes share rows, and on four those in which several have rows of their own."""
@@ -101,6 +102,12 @@ def family_task(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
     return train_task(
         model={"preset": None, "path": str(location), "config": {}}, **{**LEAN, "max_steps": 4}, **changes
     )
+
+
+def rounded(harness: Any) -> None:
+    """bf16, with gradients converted to fp32 before they travel, and after."""
+    harness.run("rounded", train_task(**ROUNDED))
+    harness.run("exchanged", train_task(**ROUNDED, parallelism={"exchange_gradients": True}))
 
 
 def padded(harness: Any, name: str, degrees: dict[str, Any]) -> None:
@@ -156,6 +163,7 @@ def two(harness: Any) -> None:
     for name in PADDED_2:
         padded(harness, name, DEGREES[2][name])
     resharded(harness, {"tensor_parallel_degree": 2})
+    rounded(harness)
 
 
 def four(harness: Any) -> None:
@@ -165,6 +173,10 @@ def four(harness: Any) -> None:
         padded(harness, name, DEGREES[4][name])
     resharded(harness, {"tensor_parallel_degree": 2})
     empty_shards(harness)
+    rounded(harness)
+    harness.run(
+        "exchanged-hybrid", train_task(**ROUNDED, parallelism={**DEGREES[4]["hybrid"], "exchange_gradients": True})
+    )
     harness.run("family-mixtral", family_task(harness.folder, "mixtral"))
     for name, degrees in SPLIT_4.items():
         harness.run(f"split-{name}", family_task(harness.folder, name, parallelism=degrees))

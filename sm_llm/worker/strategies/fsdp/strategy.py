@@ -23,7 +23,7 @@ from sm_llm.worker.strategies.fsdp.float8 import assert_float8, compute_in_float
 from sm_llm.worker.strategies.fsdp.loss import LossHead
 from sm_llm.worker.strategies.fsdp.memory import computed_part, wrap_layer
 from sm_llm.worker.strategies.fsdp.mesh import Meshes, make_meshes, start_process_group
-from sm_llm.worker.strategies.fsdp.reduce_memory import SharedMemoryReduceScatter
+from sm_llm.worker.strategies.fsdp.reduction import GradientReduction
 from sm_llm.worker.strategies.fsdp.tensor import split_matrices
 from sm_llm.worker.strategies.fsdp.update import make_update
 from sm_llm.worker.strategies.master import MasterWeights, PlainMasters
@@ -69,7 +69,7 @@ class FsdpStrategy:
         self._compute = DTYPES[task.precision.compute]
         self._in_float8 = task.precision.compute == "fp8"
         self._meshes: Meshes | None = None
-        self._reduction: SharedMemoryReduceScatter | None = None
+        self._reduction: GradientReduction | None = None
         self._owns_group = False
         self._kernel_order = ExitStack()
         kept = self._spec.activation_memory_budget if self._spec.activation_checkpointing == "budget" else None
@@ -152,10 +152,11 @@ class FsdpStrategy:
         return layers
 
     def _shard(self, layers: Sequence[torch.nn.Module], meshes: Meshes) -> None:
-        precision = self._task.precision
+        # What is exchanged is added up in fp32 by ourselves.
+        reduce = self._compute if self._spec.exchange_gradients else DTYPES[self._task.precision.reduce]
         options: dict[str, Any] = {
             "mesh": meshes.data,
-            "mp_policy": MixedPrecisionPolicy(param_dtype=self._compute, reduce_dtype=DTYPES[precision.reduce]),
+            "mp_policy": MixedPrecisionPolicy(param_dtype=self._compute, reduce_dtype=reduce),
             "shard_placement_fn": self._shard_dimension,
         }
         if self._spec.offload_optimizer:
@@ -170,17 +171,20 @@ class FsdpStrategy:
         if ends is not None:  # the backward pass begins with them
             fully_shard(ends.head, reshard_after_forward=False, **options)
         fully_shard(self._model, reshard_after_forward=False, **options)
-        if self._spec.share_gradient_memory and self.device.type == "cuda":
-            self._reduction = self._share_gradient_memory()
+        self._reduction = self._own_reduction()
 
-    def _share_gradient_memory(self) -> SharedMemoryReduceScatter:
-        """Let all sharded modules reduce into the step's memory."""
+    def _own_reduction(self) -> GradientReduction | None:
+        """Let all sharded modules reduce in another way than FSDP's, where that is asked for."""
+        shares = self._spec.share_gradient_memory and self.device.type == "cuda"
+        exchanges = self._spec.exchange_gradients
+        if not shares and not exchanges:
+            return None
         if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+            option = "exchange_gradients" if exchanges else "share_gradient_memory"
             raise RunFailed(
-                f"task.parallelism.share_gradient_memory: torch {torch.__version__} has no set_custom_reduce_scatter. "
-                "Leave it out"
+                f"task.parallelism.{option}: torch {torch.__version__} has no set_custom_reduce_scatter. Leave it out"
             )
-        reduction = SharedMemoryReduceScatter(self.device.torch_device)
+        reduction = GradientReduction(self.device.torch_device, exchanges=exchanges, shares_memory=shares)
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
                 module.set_custom_reduce_scatter(reduction)  # type: ignore[arg-type]  # it has the methods
