@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.launcher import api
+from sm_llm.launcher import api, lifecycle, run
 from sm_llm.launcher.backends.local import backend as local
 from sm_llm.launcher.backends.local.container import PORT, entry_script
 
@@ -121,6 +121,8 @@ class FakeRuns:
 def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
     # The detached processes import this package from wherever the tests do.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    for module in (run, lifecycle):
+        monkeypatch.setattr(module, "POLL_SECONDS", 0.05)
     return FakeRuns(tmp_path / "runs", monkeypatch)
 
 

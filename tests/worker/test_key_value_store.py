@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -108,7 +109,7 @@ def test_no_process_ends_before_all_are_ready_and_the_leader_ends_last(kv_store:
     with ThreadPoolExecutor(3) as threads:
         leader, first = threads.submit(leave, kv_store, 0), threads.submit(leave, kv_store, 1)
         while kv_store.get("leave/ready/1") is None:
-            pass
+            time.sleep(0.01)  # asked without a pause, the connection would never be free for the other threads
         assert kv_store.get("leave/all") is None
         assert not leader.done()
         assert not first.done()

@@ -41,11 +41,6 @@ ANSWERS: dict[str, int | bytes] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sm_llm.launcher.backends.kubeflow.cluster._PAUSE_SECONDS", 0.0)
-
-
 def whole_life(folder: Path) -> None:
     """Launch, state, logs and stop of a job whose pods never begin."""
     run = sm_llm.launch(spec(folder))

@@ -192,8 +192,7 @@ def test_SL04_an_operator_that_auto_resume_does_not_work_with(
     assert report("backend.retry=auto-resume")["operator"] == ("ok", "PyTorchJob, training operator v1-855e096")
 
 
-def test_a_cluster_that_does_not_answer(kubernetes: KubernetesDouble, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sm_llm.launcher.backends.kubeflow.cluster._PAUSE_SECONDS", 0.0)
+def test_a_cluster_that_does_not_answer(kubernetes: KubernetesDouble) -> None:
     kubernetes.fail(*[503] * 9)
     [only] = check_cluster("kubeflow", *OPTIONS).checks
     assert (only.name, only.outcome) == ("cluster", "failed")
