@@ -47,7 +47,7 @@ def launch(
     environ: dict[str, str] | None = None,
     script: str = "run_configurations.py",
     name: str = "",
-    seconds: float = 480,
+    seconds: float = 900,
 ) -> World:
     """Run every configuration under torchrun. ``prepared`` are runs of another world size to be continued."""
     folder = root / (name or f"world-{size}")
