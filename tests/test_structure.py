@@ -144,7 +144,7 @@ def counts() -> dict[str, int]:
     edges = imports(modules())
     circles, between = cycles(edges), between_parts(edges)
     environ = {**os.environ, "AWS_CONFIG_FILE": os.devnull, "AWS_DEFAULT_REGION": "us-east-1"}
-    entered = subprocess.check_output([sys.executable, "-c", DRY_RUN], cwd=ROOT, env=environ, text=True, timeout=120)
+    entered = subprocess.check_output([sys.executable, "-c", DRY_RUN], cwd=ROOT, env=environ, text=True, timeout=300)
     return {
         "folders of more than 15 modules": sum(it > 15 for it in folders.values()),
         "modules in the largest folder": max(folders.values()),
@@ -271,9 +271,9 @@ def test_plans_and_dry_runs_write_start_and_contact_nothing(tmp_path: Path) -> N
     environ = {**os.environ, "AWS_CONFIG_FILE": os.devnull, "AWS_DEFAULT_REGION": "us-east-1"}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")]))
     argv = [sys.executable, "-c", PURE]
-    assert subprocess.check_output(argv, cwd=tmp_path, env=environ, text=True, timeout=120) == ""
+    assert subprocess.check_output(argv, cwd=tmp_path, env=environ, text=True, timeout=300) == ""
     noisy = [*argv[:2], PURE + "open('x', 'w')"]
-    assert subprocess.check_output(noisy, cwd=tmp_path, env=environ, text=True, timeout=120) == "open x\n"
+    assert subprocess.check_output(noisy, cwd=tmp_path, env=environ, text=True, timeout=300) == "open x\n"
 
 
 def fake(**sources: str) -> Iterator[tuple[str, ast.Module]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sm_llm.contract.failure import Cause, Failure
 from sm_llm.runs.events.events import event_files, read_file
 from sm_llm.runs.events.failures import Failed
-from sm_llm.runs.outcome import Outcome, has_worked, with_end
+from sm_llm.runs.outcome import Outcome, has_worked, nothing_done, with_end
 from sm_llm.runs.results import has_checkpoint, has_final, link_result, result_location
 from sm_llm.runs.run_states import RunState
 
@@ -80,8 +80,8 @@ def completed(paths: RunPaths, attempt: int, since: float = 0.0) -> Outcome:
     # Only rank 0's log: whether there was anything to do is decided once for all processes.
     log = paths.event_file(attempt, "rank0")
     events = (event for _, event in read_file(log)) if log.is_file() else iter(())
-    found = next((it for it in events if it["kind"] == "nothing_done" and it["time"] >= since), None)
-    return Outcome(RunState.COMPLETED) if found is None else Outcome(RunState.UNCHANGED, str(found["reason"]))
+    reason = nothing_done(it for it in events if it["time"] >= since)
+    return Outcome(RunState.COMPLETED) if reason is None else Outcome(RunState.UNCHANGED, reason)
 
 
 def record_outcome(

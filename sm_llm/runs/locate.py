@@ -94,6 +94,13 @@ def _is_own_record(run_store: RunStore) -> bool:
     return run_store.paths.record.stat().st_uid == os.getuid()
 
 
+def _owner(path: Path) -> int | None:
+    """Whose file it is; None of one that is gone, as a temporary one that another launch has renamed."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.lstat().st_uid
+    return None
+
+
 def assert_own_folder(run_store: RunStore) -> None:
     """Raise ``LaunchRefused`` for a run in a folder of somebody else, who could change what an attempt executes.
 
@@ -104,7 +111,9 @@ def assert_own_folder(run_store: RunStore) -> None:
     try:
         # Not ``geteuid``: on some network disks the files of this user belong to another number.
         own, mode = own_user(run_store.root), run_store.root.stat().st_mode
-        strange = next((it for it in (run_store.root, *run_store.root.iterdir()) if it.lstat().st_uid != own), None)
+        strange = next(
+            (it for it in (run_store.root, *run_store.root.iterdir()) if _owner(it) not in (own, None)), None
+        )
         # Before anything runs from it: who may write a folder can swap the files in it.
         if strange is None and mode & 0o022:
             run_store.root.chmod(mode & 0o755)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from sm_llm.runs.events.events import event_files, read_file
 from sm_llm.runs.run_record import AttemptStart
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from sm_llm.runs.run_paths import RunPaths
     from sm_llm.runs.run_record import Attempt, RunRecord
@@ -56,6 +57,20 @@ def has_worked(paths: RunPaths, attempt: Attempt) -> bool:
     """Whether an attempt has taken a step, or published or logged something."""
     logs = (log for number, _, log in event_files(paths.events) if number == attempt.number)
     return any(event["kind"] in _WORK for log in logs for _, event in read_file(log))
+
+
+def nothing_done(events: Iterable[Mapping[str, Any]]) -> str | None:
+    """Why an attempt did nothing, by its events; None where it has worked.
+
+    One whose processes were started again after they had published has worked: the second time reports the same result.
+    """
+    found = list(events)
+    kinds = Counter(event["kind"] for event in found)
+    reasons = [str(event["reason"]) for event in found if event["kind"] == "nothing_done"]
+    # Each time that there is nothing to do, the result is reported once.
+    has_published = kinds["final_published"] > len(reasons)
+    has_worked = any(kinds[kind] for kind in _WORK - {"final_published", "nothing_done"})
+    return None if has_published or has_worked or not reasons else reasons[0]
 
 
 def with_end(

@@ -244,7 +244,7 @@ def test_SF01_no_xser_is_a_switch(model: Callable[..., Path], tmp_path: Path) ->
 
 
 def command(*argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "sm_llm.cli", *argv], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-m", "sm_llm.cli", *argv], capture_output=True, text=True, timeout=300)
 
 
 def test_SF02_explicit_head_sizes(model: Callable[..., Path], tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_a_killed_conversion_is_continued(
     given = {"to": to, "tensor_parallel_degree": 4 if to == "nxd" else None}
     sm_llm.convert(source, tmp_path / "whole", **given)
     argv = [sys.executable, "-c", KILLED, str(source), str(tmp_path / "killed"), to, str(4 if to == "nxd" else 0)]
-    done = subprocess.run(argv, timeout=120)
+    done = subprocess.run(argv, timeout=300)
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "killed" / "conversion.json").exists()
     report = sm_llm.convert(source, tmp_path / "killed", **given, verify=True)
@@ -340,7 +340,7 @@ def test_a_killed_conversion_is_continued(
 def test_an_unfinished_conversion_of_other_settings_is_kept(model: Callable[..., Path], tmp_path: Path) -> None:
     source, target = model(), tmp_path / "shards"
     argv = [sys.executable, "-c", KILLED, str(source), str(target), "nxd", "4"]
-    assert subprocess.run(argv, timeout=120).returncode == -signal.SIGKILL
+    assert subprocess.run(argv, timeout=300).returncode == -signal.SIGKILL
     with pytest.raises(ConversionRefused, match=r"holds an unfinished conversion of other weights or with other"):
         to_nxd(source, target, 2)
     to_nxd(source, target, 4)
@@ -551,7 +551,7 @@ def test_a_file_that_lost_its_bytes_is_written_again(model: Callable[..., Path],
     """After a crash of the machine the name and size of a file may be there, and zeros in place of its content."""
     source, target = model(), tmp_path / "shards"
     argv = [sys.executable, "-c", KILLED, str(source), str(target), "nxd", "4"]
-    assert subprocess.run(argv, timeout=120).returncode == -signal.SIGKILL
+    assert subprocess.run(argv, timeout=300).returncode == -signal.SIGKILL
     entries = [json.loads(it) for it in (target / ".conversion.jsonl").read_text().splitlines()]
     done = [it["unit"] for it in entries if it.get("unit", "").startswith("model/")]
     assert done

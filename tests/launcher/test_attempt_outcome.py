@@ -11,9 +11,9 @@ from sm_llm.contract.job_file import JobFile
 from sm_llm.launcher.attempt_outcome import Evidence, completed, judge, record_outcome
 from sm_llm.launcher.backends.local.evidence import evidence
 from sm_llm.launcher.backends.local.processes import Ended
-from sm_llm.runs.events.checkpoints import NothingDone
+from sm_llm.runs.events.checkpoints import FinalPublished, NothingDone
 from sm_llm.runs.events.event_lines import event_line
-from sm_llm.runs.events.events import EventWriter
+from sm_llm.runs.events.events import EventWriter, FirstStep
 from sm_llm.runs.events.failures import Failed
 from sm_llm.runs.outcome import Outcome, recorded_end
 from sm_llm.runs.run_paths import ContainerPaths, RunPaths
@@ -26,6 +26,8 @@ from sm_llm.spec.job import JobSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from sm_llm.runs.events.events import Event
 
 BOTH_FAILED = Ended((1, 1), 0)
 SUMMARY = """
@@ -187,3 +189,19 @@ def test_A1_an_attempt_that_did_nothing_has_an_outcome_of_its_own(attempt: Attem
     assert RunState.UNCHANGED.is_completed
     assert RunState.UNCHANGED.value == "completed-unchanged"
     assert event_line({"kind": "nothing_done", "reason": "published already"}) == "did nothing: published already"
+
+
+@pytest.mark.parametrize("worked", [[FirstStep(1)], [FinalPublished("/result", 7)]], ids=["step", "result"])
+def test_an_attempt_whose_processes_start_again_after_its_result_has_completed(
+    attempt: Attempt, worked: list[Event]
+) -> None:
+    """A pod or node is lost behind the end of the training: what starts in its place finds the result."""
+    log = EventWriter(attempt.paths.event_file(1, "rank0"), 1)
+    again = [FinalPublished("/result", 7), NothingDone("published already", "/result")]
+    for event in (*again, *again):
+        log.write(event)
+    assert completed(attempt.paths, 1) == Outcome(RunState.UNCHANGED, "published already")
+    for event in worked:
+        log.write(event)
+    log.close()
+    assert completed(attempt.paths, 1) == Outcome(RunState.COMPLETED)

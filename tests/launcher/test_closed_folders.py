@@ -12,7 +12,9 @@ import pytest
 from sm_llm.errors import LaunchRefused
 from sm_llm.launcher.planner import plan
 from sm_llm.launcher.run import Run
+from sm_llm.runs.locate import assert_own_folder
 from sm_llm.runs.run_states import RunState
+from sm_llm.runs.run_store import FolderRunStore
 from tests.launcher.conftest import SYNTHETIC
 
 if TYPE_CHECKING:
@@ -95,6 +97,18 @@ def test_10_a_run_of_somebody_else_is_not_continued_but_branched(fakes: Fakes, t
     mine = Run(run.uri).branch(f"storage={tmp_path / 'mine'}")
     assert fakes.end(mine) is RunState.COMPLETED, list(mine.logs())
     assert mine.root.is_relative_to(tmp_path / "mine")
+
+
+def test_a_file_that_another_launch_renames_meanwhile_is_nobodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is listed, and gone when it is asked for: as a record on its way to its place is."""
+    run_store = FolderRunStore(tmp_path / "run")
+    run_store.root.mkdir()
+    (run_store.root / "job.json").touch()
+    monkeypatch.setattr(Path, "iterdir", lambda folder: iter([folder / "job.json", folder / ".job.json.1.tmp"]))
+    assert_own_folder(run_store)
+    assert_own_folder(FolderRunStore(tmp_path / "none"))
 
 
 def test_10_an_own_run_that_others_may_write_is_closed_to_them(fakes: Fakes) -> None:

@@ -523,7 +523,7 @@ def test_A2_in_a_terminal_fit_asks(folder: Path) -> None:
     os.close(leader)
     assert b"is unfinished" in reported
     assert len(list((folder / "runs").iterdir())) == 1
-    piped = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False)
+    piped = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False)
     assert piped.returncode == 2
     assert "task.optim.eps: 1.0e-08 -> 1.0e-06 (optimiser)" in piped.stderr
     assert "[q]uit" not in piped.stderr

@@ -396,7 +396,7 @@ def test_a_supervisor_whose_launcher_was_interrupted_records_the_end_all_the_sam
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", local_run.SUPERVISOR, run.uri, str(writer), "{}", str(Path.cwd())]
-    subprocess.run(command, pass_fds=[writer], timeout=60, check=True)
+    subprocess.run(command, pass_fds=[writer], timeout=300, check=True)
     os.close(writer)
     assert run.attempts[-1].state is RunState.COMPLETED
 

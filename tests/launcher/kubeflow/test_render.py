@@ -146,7 +146,7 @@ def test_the_fetched_code_is_compared_with_its_digest(tmp_path: Path) -> None:
     def fetch(digest: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-P", str(tmp_path / FETCH_SCRIPT), str(tmp_path / "bundle"), digest]
         argv += [str(tmp_path / "code"), "job.json"]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=60)
+        return subprocess.run(argv, capture_output=True, text=True, timeout=300)
 
     assert fetch("0" * 64).stderr.startswith("sm_llm: the code bundle ")
     assert f"and {'0' * 64} is expected" in fetch("0" * 64).stderr

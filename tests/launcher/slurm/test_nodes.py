@@ -200,7 +200,7 @@ def test_a_folder_of_the_nodes_own_at_the_path_of_the_shared_one_is_noticed(is_s
         (tmp_path / "job.sh").touch()  # of ``run_job``, whose job works in its folder
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURMD_NODENAME": "n1"}
     argv = ["bash", "-c", doctor.NODES, "check", str(tmp_path), str(tmp_path), "", "", "/opt/x"]
-    done = subprocess.run(argv, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(argv, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
     assert f"node n1 shared={'yes' if is_shared else 'no'} scratch=yes" in done.stdout
 
 

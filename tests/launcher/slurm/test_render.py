@@ -357,7 +357,7 @@ def test_hostile_values_in_every_field_stay_values(stubs: Path, tmp_path: Path) 
     script = tmp_path / "job.sh"
     script.write_text(submission.request["script"], encoding="utf-8")
     Path(next(it for it in submission.uploads if it.endswith("job.json"))).parent.mkdir(parents=True)
-    done = subprocess.run(["bash", str(script)], cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(["bash", str(script)], cwd=tmp_path, capture_output=True, timeout=300, check=False)
     assert done.returncode == 7, done.stderr  # of the stub of srun
     assert (stubs / "name").read_bytes().decode() == environment["NAME"]
     argv = (stubs / "argv").read_bytes().decode().split("\0")
@@ -366,7 +366,7 @@ def test_hostile_values_in_every_field_stay_values(stubs: Path, tmp_path: Path) 
     if shutil.which("shellcheck") is not None:
         # The two excluded only warn of quotes in the text of a value.
         command = ["shellcheck", "--shell=bash", "--exclude=SC2089,SC2090", str(script)]
-        checked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        checked = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert checked.returncode == 0, checked.stdout
 
 

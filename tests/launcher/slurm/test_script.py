@@ -37,7 +37,7 @@ SCRIPT = BatchScript(
 
 
 def bash(script: str, *arguments: str) -> str:
-    done = subprocess.run(["bash", "-c", script, "bash", *arguments], capture_output=True, check=True, timeout=30)
+    done = subprocess.run(["bash", "-c", script, "bash", *arguments], capture_output=True, check=True, timeout=300)
     return done.stdout.decode("utf-8")
 
 
@@ -79,7 +79,7 @@ def slurm_word(text: str) -> str:
 def run(script: BatchScript, folder: Path, **variables: str) -> subprocess.CompletedProcess[bytes]:
     (folder / "job.sh").write_text(script.text(), encoding="utf-8")
     environ = {**os.environ, **variables}
-    return subprocess.run(["bash", folder / "job.sh"], env=environ, capture_output=True, timeout=60, check=False)
+    return subprocess.run(["bash", folder / "job.sh"], env=environ, capture_output=True, timeout=300, check=False)
 
 
 def test_hostile_values_stay_values(stubs: Path, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_SL23_auto_resume_is_left_out_where_no_hyperpod_is(stubs: Path, tmp_path
     assert b"--auto-resume" not in (stubs / "argv").read_bytes()
     text = script.text().replace("/opt/sagemaker_cluster", str(tmp_path))
     (tmp_path / "on-hyperpod.sh").write_text(text)
-    subprocess.run(["bash", tmp_path / "on-hyperpod.sh"], capture_output=True, timeout=60, check=False)
+    subprocess.run(["bash", tmp_path / "on-hyperpod.sh"], capture_output=True, timeout=300, check=False)
     assert (stubs / "argv").read_bytes().startswith(b"--auto-resume=1\0")
 
 

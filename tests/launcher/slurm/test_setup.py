@@ -58,7 +58,7 @@ def imported(folder: Path, tag: str = "1.0", **environ: str) -> subprocess.Compl
     arguments = [REGISTRY, "111122223333", "us-west-2", "team/train", tag, target, disk]
     environ = {**os.environ, "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", **environ}
     argv = ["bash", "-c", image_import.IMPORT, "import", *arguments]
-    return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_an_image_is_imported_once_for_each_digest(programs: Path, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ BODIES = {"check": doctor.NODES, "build": environments.BUILD, "nodes": environme
 def test_arguments_of_a_setup_job_stay_values(body: str, tmp_path: Path) -> None:
     printed = SetupJob("sm-llm-test", "printf '%s\\0' \"$@\"\n", [HOSTILE, "a\nb", ""])
     text = printed.text(SlurmOptions(shared_folder="/fsx", partition="p5"), "/fsx/é %j")
-    done = subprocess.run(["bash", "-c", text], capture_output=True, timeout=60, check=True)
+    done = subprocess.run(["bash", "-c", text], capture_output=True, timeout=300, check=True)
     assert done.stdout.decode().split("\0")[:-1] == [HOSTILE, "a\nb", ""]
     assert '#SBATCH --output="/fsx/é %%j/job.log"' in text
     if shutil.which("shellcheck") is None:
@@ -151,7 +151,7 @@ def test_arguments_of_a_setup_job_stay_values(body: str, tmp_path: Path) -> None
     (tmp_path / "job.sh").write_text(SetupJob("sm-llm-test", BODIES[body], [HOSTILE] * 8).text(
         SlurmOptions(shared_folder="/fsx"), "/fsx"
     ))  # fmt: skip
-    checked = subprocess.run(["shellcheck", str(tmp_path / "job.sh")], capture_output=True, text=True, timeout=120)
+    checked = subprocess.run(["shellcheck", str(tmp_path / "job.sh")], capture_output=True, text=True, timeout=300)
     assert checked.returncode == 0, checked.stdout
 
 
@@ -178,7 +178,9 @@ def test_an_environment_and_an_image_on_a_cluster(
     location = create()
     assert f"it is the same on {NODES} nodes, digest" in reported[-1]
     python = f"{location}/bin/python"
-    shown = subprocess.run([python, "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True, timeout=60)
+    shown = subprocess.run(
+        [python, "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True, timeout=300
+    )
     assert {"tinybase==2.0", "tinystock==1.0"} <= set(shown.stdout.split())
     marker = Path(location) / "complete"
     built = marker.stat().st_mtime_ns
