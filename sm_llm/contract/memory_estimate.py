@@ -32,14 +32,14 @@ RESERVED_BYTES = 1.5 * GIB
 SLACK = 0.06
 """Share of what is allocated that torch's allocator holds in addition: 1 to 6% on H200s (docs/benchmarks.md)."""
 MOST_SLACK = 3.5 * GIB
-"""However much is allocated: 2.0 to 3.1 GiB beyond 50."""
+"""However much is allocated: 1.3 to 5.0 GiB beyond 50 on H200s. What exceeds it is within the planner's margin."""
 LOGITS_SHARE = 1 / 32
 """Of a GPU's memory, for the logits of one chunk (``worker.strategies.fsdp.loss.logit_bytes``)."""
 _UNSHARED = 0.6
 """Of gradients that may share the step's memory, what did not on one H200: their pieces are larger than most others."""
-# Bytes of an element.
 _FP32 = 4
-_SIZES = {"fp32": 4, "bf16": 2, "fp8": 2}
+SIZES = {"fp32": 4, "bf16": 2, "fp8": 2}
+"""Bytes of an element of parameters and activations that are not inside of products."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class _Step:
     """What one layer keeps where nothing is computed again."""
     transposed: float
     """Weights that were gathered in fp8, transposed for the backward pass, which compiled layers keep from the forward
-    pass. Inferred: peaks of 8B on two H200s were above all else by 0.8 to 0.9 bytes a parameter of the layers."""
+    pass. Inferred: peaks of 8B on two H200s were above all else by 0.8 bytes a parameter of the layers."""
     computes_again: bool
     vocabulary: float
     """Entries whose logits this GPU computes."""
@@ -176,8 +176,8 @@ class _Step:
     @classmethod
     def of(cls, config: Config, task: TrainTask, terms: MemoryTerms, arranged: Layout, derived: Derived) -> _Step:
         precision, parts = task.precision, _Parameters.of(config, arranged)
-        compute = _SIZES["bf16" if precision.compute == "auto" else precision.compute]
-        master, shard = _SIZES[precision.master], parts.all / arranged.shard
+        compute = SIZES["bf16" if precision.compute == "auto" else precision.compute]
+        master, shard = SIZES[precision.master], parts.all / arranged.shard
         # One process shards nothing: FSDP is not applied, and there is nothing to gather or to reduce.
         alone = arranged.world_size == 1 and not terms.offloads_states
         accumulates = derived.accumulation_steps > 1
@@ -185,7 +185,7 @@ class _Step:
         copies = compute if alone and compute != master else 0
         # Sums over shards wait for the last micro-batch before copies add them up.
         delayed = terms.delays_copies and arranged.replicate > arranged.expert and accumulates
-        earlier = _SIZES[precision.reduce] if delayed else master if accumulates else 0
+        earlier = SIZES[precision.reduce] if delayed else master if accumulates else 0
         own = copies or (master if delayed or not accumulates else 0)
         if terms.offloads_states:
             lasting, gradients = shard * earlier if delayed else 0.0, 0.0
@@ -203,9 +203,11 @@ class _Step:
         tokens = tokens_of(derived, arranged)
         kept, whole = activation_bytes(config, terms, arranged, task.precision)
         again = terms.recomputes not in ("none", "budget")
-        transposed = 0.0 if alone or again or precision.compute != "fp8" else layers
+        # Weights in host memory are gathered in bf16.
+        turns = precision.compute == "fp8" and precision.compile is True and not alone and not terms.offloads_states
+        transposed = layers * _kept_share(config, terms) if turns else 0.0
         return cls(
-            parts, compute, _SIZES[precision.reduce], lasting, gradients, not alone, kept_gathered,
+            parts, compute, SIZES[precision.reduce], lasting, gradients, not alone, kept_gathered,
             tokens * kept, tokens * whole, transposed, again, family(config).vocab_size(config) / arranged.tensor,
             0.0 if alone else _apart(parts, arranged, compute, master, terms),
         )  # fmt: skip
@@ -219,6 +221,14 @@ class _Step:
     def unreduced(self, elements: float) -> float:
         """Bytes of gradients of ``elements`` parameters on their way to the shards: as computed, and as summed."""
         return (self.compute + self.reduce) * elements if self.gathers else 0.0
+
+
+def _kept_share(config: Config, terms: MemoryTerms) -> float:
+    """Of the layers, those that the backward pass does not compute again."""
+    if terms.recomputes in ("none", "budget"):
+        return 1.0
+    layers = int(config["num_hidden_layers"])
+    return 1 - -(-layers // terms.recomputed_every) / layers if terms.recomputes == "every_nth" else 0.0
 
 
 def _apart(parts: _Parameters, arranged: Layout, compute: int, master: int, terms: MemoryTerms) -> float:
@@ -273,14 +283,14 @@ def _of_a_stage(
     Of what goes into the matrices a core keeps its own part of the sequence, and gathers the rest once more.
     """
     kind, stages, tensor = family(config), arranged.pipeline, arranged.tensor
-    compute = _SIZES["bf16" if task.precision.compute == "auto" else task.precision.compute]
+    compute = SIZES["bf16" if task.precision.compute == "auto" else task.precision.compute]
     parts, widths = _Parameters.of(config, arranged), kind.layer_widths(config)
     # Rounded up: the estimate is that of the fullest stage.
     layers = -(-int(config["num_hidden_layers"]) // stages)
     held = parts.layer * layers + (parts.root if stages == 1 else parts.head)
     # ZeRO-1 keeps an fp32 copy of the parameters beside those that compute.
     masters = _FP32 if terms.zero1 else 0
-    gradients = _SIZES[task.precision.reduce] if terms.zero1 else compute
+    gradients = SIZES[task.precision.reduce] if terms.zero1 else compute
     around = tensor if terms.splits_sequence else 1
     outside = (_FP32 * widths.in_fp32 + compute * (widths.around + widths.inputs)) / around
     whole = outside + compute * widths.inside / tensor
@@ -314,7 +324,7 @@ def activation_bytes(
     config: Config, terms: MemoryTerms, arranged: Layout, precision: PrecisionSpec
 ) -> tuple[float, float]:
     """Per token of one process: what all layers keep for the backward pass, and one where nothing is computed again."""
-    compute = _SIZES["bf16" if precision.compute == "auto" else precision.compute]
+    compute = SIZES["bf16" if precision.compute == "auto" else precision.compute]
     widths, layers = family(config).layer_widths(config), int(config["num_hidden_layers"])
     around = arranged.tensor if terms.splits_sequence else 1
     boundary = compute * widths.hidden / around

@@ -88,8 +88,8 @@ def network_environment(job: JobSpec, *, has_efa: bool | None = None) -> dict[st
     """Variables for libfabric, NCCL and the Neuron runtime, by what the instance type has.
 
     EFA is named only where every node has a card for it (or ``has_efa``, where something else decides what a job gets
-    of them), and only between nodes: on one node its warnings mislead. The
-    protocol of NCCL and the rest of libfabric's switches are left to current plugins, which choose better themselves.
+    of them), and only between nodes: on one node its warnings mislead. The protocol of NCCL and the rest of libfabric's
+    switches are left to current plugins, which choose better themselves.
     """
     rows, parallelism = machines(job), parallelism_of(job.task)
     # A cluster of one's own may leave the type out, and a strategy for Neuron still needs its variables.

@@ -90,6 +90,22 @@ def test_it_is_what_trainings_have_allocated(
     assert -0.02 < found.total / GIB / allocated_gib - 1 < 0.04
 
 
+def test_layers_that_keep_their_weights_in_fp8_are_counted() -> None:
+    """Transposed weights of layers that are not computed again: a byte for each of their parameters."""
+    layer = 4096 * (4096 + 1024) * 2 + 3 * 4096 * 14_336 + 2 * 4096
+
+    def kept(**parallelism: Any) -> float:
+        sizes = [
+            estimate("llama-3.1-8b", 2, 8192, "ml.p5e.48xlarge", precision=it, parallelism=parallelism).working
+            for it in (FP8, {**FP8, "compile": False})
+        ]
+        return (sizes[0] - sizes[1]) / layer
+
+    assert kept() == kept(**BUDGET) == 32
+    assert kept(activation_checkpointing="every_nth", checkpoint_every_layers=4) == 24
+    assert kept(**FULL) == kept(offload_optimizer=True) == 0
+
+
 @pytest.mark.parametrize(
     ("micro_batch_size", "parallelism", "precision", "by_card_gib"),
     [

@@ -85,15 +85,16 @@ def test_every_number_of_a_training_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parallelism", "bytes_each", "holds"),
+    ("changes", "bytes_each", "holds"),
     [
-        ({"strategy": "fsdp"}, 12, "fp32 weights and two AdamW moments"),
-        ({"strategy": "nxd"}, 14, "bf16 weights, fp32 weights and two AdamW moments"),
+        ({}, 12, "fp32 weights and two AdamW moments"),
+        ({"precision": {"compute": "bf16", "master": "bf16"}}, 6, "bf16 weights and two AdamW moments"),
+        ({"parallelism": {"strategy": "nxd"}}, 14, "bf16 weights, fp32 masters and two AdamW moments"),
     ],
 )
-def test_a_checkpoint_holds_what_its_engine_saves(parallelism: dict[str, Any], bytes_each: int, holds: str) -> None:
+def test_a_checkpoint_holds_what_its_engine_saves(changes: dict[str, Any], bytes_each: int, holds: str) -> None:
     """NxD saves the weights that compute, and apart from them the optimiser's state with their masters (ZeRO-1)."""
-    task = TrainTask.model_validate({**TRAIN["task"], "parallelism": parallelism}, strict=False)
+    task = TrainTask.model_validate({**TRAIN["task"], **changes}, strict=False)
     facts = model_facts(model_config(preset="llama-3.2-1b", path=None, pretrained=None, overrides={}), task)
     assert (facts.checkpoint_bytes, facts.checkpoint_holds) == (bytes_each * facts.parameters, holds)
 

@@ -98,8 +98,13 @@ CASES = {
     "parallelism.offload_optimizer": (["parallelism.offload_optimizer=true", CPU], [f"{CPU}0"]),
     "parallelism.offload_activations": (["parallelism.offload_activations=true", CPU], [f"{CPU}0"]),
     "parallelism.exchange_gradients": (
-        ["parallelism.exchange_gradients=true", "precision.compute=bf16"],
-        ["compute.processes_per_instance=2"],
+        [
+            "parallelism.exchange_gradients=true",
+            "precision.compute=bf16",
+            "parallelism.tensor_parallel_degree=2",
+            "compute.processes_per_instance=2",
+        ],
+        ["parallelism.tensor_parallel_degree=1"],
     ),
     "parallelism.share_gradient_memory": (["parallelism.share_gradient_memory=true", CPU], [f"{CPU}0"]),
     "parallelism.sequence_parallel": (

@@ -106,8 +106,18 @@ def family_task(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
 
 def rounded(harness: Any) -> None:
     """bf16, with gradients converted to fp32 before they travel, and after."""
+    formats: set[str] = set()
+    exchange = dist.all_to_all_single
+
+    def noting(received: torch.Tensor, given: torch.Tensor, **options: Any) -> Any:
+        formats.add(str(given.dtype))
+        return exchange(received, given, **options)
+
     harness.run("rounded", train_task(**ROUNDED))
+    dist.all_to_all_single = noting
     harness.run("exchanged", train_task(**ROUNDED, parallelism={"exchange_gradients": True}))
+    dist.all_to_all_single = exchange
+    harness.results["exchanged_formats"] = sorted(formats)
 
 
 def padded(harness: Any, name: str, degrees: dict[str, Any]) -> None:

@@ -177,6 +177,8 @@ def test_families_on_four_processes(name: str, parallel4: World, parallel1: Worl
 
 def test_gradients_that_travel_in_bf16_give_the_same_sums(parallel2: World, parallel4: World) -> None:
     """Of two values a sum has one order; four are added up in another than that of gloo."""
+    for world in (parallel2, parallel4):
+        assert world.results["exchanged_formats"] == ["torch.bfloat16"]
     for found in (losses, norms):
         assert found(parallel2.run("exchanged")) == found(parallel2.run("rounded"))
         for name in ("exchanged", "exchanged-hybrid"):

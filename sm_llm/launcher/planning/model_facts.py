@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.contract.memory_estimate import SIZES
 from sm_llm.errors import Issue, SpecError, StorageError
 from sm_llm.launcher.planning.local_paths import local_folder, referenced_step
 from sm_llm.models.config import model_config
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
     from sm_llm.spec.tasks import TrainTask
 
-CHECKPOINT_BYTES_PER_PARAMETER = 12
-"""fp32 master weight and AdamW's two fp32 moments."""
-_SIZES = {"fp32": 4, "bf16": 2}
 # Of weights that a plan reads whole: a second from a local disk.
 _READ_BYTES = 1 << 30
 
@@ -123,11 +121,13 @@ def model_facts(config: Mapping[str, Any], task: TrainTask) -> ModelFacts:
     """Facts of the model of a canonical ``config``."""
     kind = family(config)
     parameters = kind.parameter_count(config)
-    holds, bytes_each = "fp32 weights and two AdamW moments", CHECKPOINT_BYTES_PER_PARAMETER
+    master = task.precision.master
+    holds, bytes_each = f"{master} weights and two AdamW moments", 3 * SIZES[master]
     if task.parallelism.memory().zero1:
         # The masters are the optimiser's: what computes is saved beside them.
         compute = "fp32" if task.precision.compute == "fp32" else "bf16"
-        holds, bytes_each = f"{compute} weights, {holds}", bytes_each + _SIZES[compute]
+        holds = f"{compute} weights, {master} masters and two AdamW moments"
+        bytes_each += SIZES[compute]
     return ModelFacts(
         model_type=kind.model_type,
         parameters=parameters,

@@ -90,7 +90,7 @@ OF_TRAININGS: dict[str, tuple[_Reads, str]] = {
     "parallelism.offload_activations": (lambda _, draft: not computes_on_cpu(draft.job), _ON_CPU),
     "parallelism.exchange_gradients": (
         lambda task, draft: _sends_bf16(task, draft),
-        "gradients of one process, and those of fp32 on CPUs, are not sent in bf16",
+        "no gradients in bf16 are added up over shards",
     ),
     "parallelism.share_gradient_memory": (lambda _, draft: not computes_on_cpu(draft.job), _ON_CPU),
     "parallelism.sequence_parallel": (
@@ -219,9 +219,14 @@ def _has_copies(task: TrainTask, draft: Draft) -> bool:
 
 
 def _sends_bf16(task: TrainTask, draft: Draft) -> bool:
-    """Whether processes send gradients to each other that are not in fp32."""
-    in_fp32 = task.precision.compute == "auto" and computes_on_cpu(draft.job)
-    return draft.job.compute.world_size > 1 and not in_fp32
+    """Whether gradients that are not in fp32 are added up over shards."""
+    compute = draft.job.compute
+    if task.precision.compute == "auto" and computes_on_cpu(draft.job):
+        return False
+    try:
+        return task.parallelism.layout(compute.world_size, compute.processes).shard > 1
+    except SpecError:  # degrees that do not fit are refused by another check
+        return True
 
 
 def _variable_issues(draft: Draft) -> Iterator[Issue]:

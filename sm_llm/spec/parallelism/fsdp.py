@@ -67,7 +67,7 @@ class FsdpSpec(StrategySpec):
 
     exchange_gradients: bool = False
     """Send gradients to their shards as they were computed, in bf16, and add them up in fp32 there: half the bytes
-    between GPUs for the same sums. It has not run on GPUs yet, so compare losses and speed."""
+    between the GPUs of a copy for the same sums. It has not run on GPUs yet, so compare losses and speed."""
     share_gradient_memory: bool = False
     """On GPUs, put reduced gradients into the memory of the computing stream, which the forward pass can use:
     less is reserved. It has not run on several GPUs yet, so compare losses."""
@@ -199,7 +199,6 @@ def _exchange_issues(spec: FsdpSpec, training: TrainingFacts) -> Iterator[Issue]
         f"sharding: {spec.sharding}": spec.sharding == "none",
         f"precision.compute: {training.compute}": training.compute == "fp32",
         f"precision.reduce: {training.reduce}": training.reduce != "fp32",
-        f"precision.master: {training.master}": training.master != "fp32",
     }
     if found := [name for name, holds in reasons.items() if holds]:
         problem = f"has no effect with {', '.join(found)}"
