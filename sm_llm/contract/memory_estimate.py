@@ -49,7 +49,7 @@ class MemoryEstimate:
     states: float
     """Parameters, AdamW's two moments, and the gradients that there are."""
     working: float
-    """Parameters gathered for the layers at work, or turned for the backward pass, and gradients to be reduced."""
+    """Parameters gathered for the layers at work, or transposed for the backward pass, gradients to be reduced."""
     activations: float
     """What the backward pass still needs of the layers, and of the one that is computed again."""
     logits: float
@@ -202,13 +202,14 @@ class _Step:
             kept_gathered = (parts.root + layers * gathered) / terms.resharded
         tokens = tokens_of(derived, arranged)
         kept, whole = activation_bytes(config, terms, arranged, task.precision)
-        again = terms.recomputes not in ("none", "budget")
+        again = _recomputed_layers(config, terms)
         # Weights in host memory are gathered in bf16.
-        turns = precision.compute == "fp8" and precision.compile is True and not alone and not terms.offloads_states
-        transposed = layers * _kept_share(config, terms) if turns else 0.0
+        transposes = precision.compute == "fp8" and precision.compile is True and not alone
+        transposes = transposes and not terms.offloads_states
+        transposed = layers * (1 - again / int(config["num_hidden_layers"])) if transposes else 0.0
         return cls(
             parts, compute, SIZES[precision.reduce], lasting, gradients, not alone, kept_gathered,
-            tokens * kept, tokens * whole, transposed, again, family(config).vocab_size(config) / arranged.tensor,
+            tokens * kept, tokens * whole, transposed, again > 0, family(config).vocab_size(config) / arranged.tensor,
             0.0 if alone else _apart(parts, arranged, compute, master, terms),
         )  # fmt: skip
 
@@ -223,12 +224,12 @@ class _Step:
         return (self.compute + self.reduce) * elements if self.gathers else 0.0
 
 
-def _kept_share(config: Config, terms: MemoryTerms) -> float:
-    """Of the layers, those that the backward pass does not compute again."""
+def _recomputed_layers(config: Config, terms: MemoryTerms) -> int:
+    """How many layers the backward pass computes again."""
     if terms.recomputes in ("none", "budget"):
-        return 1.0
+        return 0
     layers = int(config["num_hidden_layers"])
-    return 1 - -(-layers // terms.recomputed_every) / layers if terms.recomputes == "every_nth" else 0.0
+    return -(-layers // terms.recomputed_every) if terms.recomputes == "every_nth" else layers
 
 
 def _apart(parts: _Parameters, arranged: Layout, compute: int, master: int, terms: MemoryTerms) -> float:
@@ -345,5 +346,5 @@ def activation_bytes(
         kept = boundary + compute * (outer + widths.products / arranged.tensor)
     else:
         kept = 0.0 if terms.offloads_activations else boundary
-    recomputed = -(-layers // terms.recomputed_every) if terms.recomputes == "every_nth" else layers
+    recomputed = _recomputed_layers(config, terms)
     return (layers - recomputed) * whole + recomputed * kept, whole

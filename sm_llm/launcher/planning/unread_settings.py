@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.planning.draft import Draft
     from sm_llm.spec.derive import Derived
+    from sm_llm.spec.parallelism.base import Layout
 
 OF_SCHEDULES = {
     "min_learning_rate": ("cosine", "linear", "wsd", "exponential", "plateau"),
@@ -211,22 +212,25 @@ def _model_issues(task: TrainTask, draft: Draft) -> Iterator[Issue]:
 
 def _has_copies(task: TrainTask, draft: Draft) -> bool:
     """Whether the parameters of a training are held more than once."""
-    compute = draft.job.compute
-    try:
-        return task.parallelism.layout(compute.world_size, compute.processes).replicate > 1
-    except SpecError:  # degrees that do not fit are refused by another check
-        return True
+    layout = _layout(task, draft)
+    return layout is None or layout.replicate > 1
 
 
 def _sends_bf16(task: TrainTask, draft: Draft) -> bool:
     """Whether gradients that are not in fp32 are added up over shards."""
-    compute = draft.job.compute
     if task.precision.compute == "auto" and computes_on_cpu(draft.job):
         return False
+    layout = _layout(task, draft)
+    return layout is None or layout.shard > 1
+
+
+def _layout(task: TrainTask, draft: Draft) -> Layout | None:
+    """How the processes share the work; None for degrees that do not fit, which another check refuses."""
+    compute = draft.job.compute
     try:
-        return task.parallelism.layout(compute.world_size, compute.processes).shard > 1
-    except SpecError:  # degrees that do not fit are refused by another check
-        return True
+        return task.parallelism.layout(compute.world_size, compute.processes)
+    except SpecError:
+        return None
 
 
 def _variable_issues(draft: Draft) -> Iterator[Issue]:
