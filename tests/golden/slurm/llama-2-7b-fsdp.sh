@@ -54,7 +54,8 @@ record_outcome() {
 }
 trap 'record_outcome "$?" false' EXIT
 # Slurm sends TERM to the processes as well; they may save a checkpoint before it kills them.
-trap 'echo "sm_llm: the job is asked to end"' TERM
+is_asked=
+trap 'echo "sm_llm: the job is asked to end"; is_asked=1' TERM
 
 echo "--- $SLURM_JOB_NAME: job $SLURM_JOB_ID, restart $restart, on $SLURM_JOB_NODELIST, $(date -u +%FT%TZ) ---"
 if [ -e "$folder/stop" ]; then
@@ -66,6 +67,32 @@ if [ "$restart" -gt 10 ]; then
   echo "sm_llm: restart $restart is not allowed: backend.max_requeues is 10" >&2
   exit 1
 fi
+
+# What this start has printed: the log holds those before it as well.
+this_start() {
+  sed -n "/^--- .*, restart $restart, on /,\$p" "$folder/job.log" 2> /dev/null
+}
+
+# srun ends all nodes when one fails, but a node whose task is only just starting misses that, and would wait for the
+# failed one. So a node without code or interpreter says so and waits until this has ended the step.
+end_without_code() {
+  while sleep 1; do
+    if this_start | grep -q '^node [^ :]*: .* is not there'; then
+      sleep 2 # for nodes that find the same
+      scancel "$SLURM_JOB_ID.0"
+    fi
+    set -- "$folder/fit-$restart-"*
+    if [ -e "$1" ] && [ "$#" -ge "$SLURM_JOB_NUM_NODES" ]; then
+      return
+    fi
+  done
+}
+
+# A job that its user has cancelled stays so: Slurm would take a request to queue it again.
+is_cancelled() {
+  [ -n "$is_asked" ] && ! this_start | grep -q ' DUE TO TIME LIMIT '
+}
+
 # Slurm sends USR1 before the time limit: the processes save a checkpoint and stop.
 trap 'echo "sm_llm: the time limit is near"; touch "$folder/yield-$restart"' USR1
 
@@ -77,23 +104,28 @@ srun \
   --cpu-bind=none \
   bash -c 'if [ ! -e "$1/sm_llm/worker/slurm/node.py" ]; then
     echo "node $SLURMD_NODENAME: $1 is not there: $4" | tee "$5-$SLURM_NODEID" >&2
+    sleep 60 # see end_without_code
     exit 78
   fi
   if ! command -v "$2" > /dev/null; then
     echo "node $SLURMD_NODENAME: the interpreter $2 is not there. $6" | tee "$5-$SLURM_NODEID" >&2
+    sleep 60 # see end_without_code
     exit 78
   fi
   exec "$2" -P "$1/sm_llm/worker/slurm/node.py" 8 "$3"' \
   step "$code" "$python" train.py "the shared folder is not mounted on this node" "$folder/failure-$restart" "Check backend.virtual_environment; sm-llm env create --backend slurm makes one" &
 step=$!
+end_without_code &
+watch=$!
 wait "$step"
 status=$?
 while kill -0 "$step" 2> /dev/null; do # a trap ended the wait
   wait "$step"
   status=$?
 done
-# A node that does not see the shared folder can leave nothing there: what it printed is in this start's part of the log.
-absent=$(sed -n "/^--- .*, restart $restart, on /,\$p" "$folder/job.log" 2> /dev/null | grep '^node [^ :]*: .* is not there: ' | sort -u)
+kill "$watch" 2> /dev/null
+# A node that does not see the shared folder can leave nothing there: what it printed is in the log.
+absent=$(this_start | grep '^node [^ :]*: .* is not there: ' | sort -u)
 if [ -n "$absent" ]; then
   head -n 1 <<< "$absent" > "$folder/failure-$restart-0"
   cut -d' ' -f2 <<< "$absent" | tr -d : > "$folder/unfit-$restart-absent"
@@ -101,7 +133,7 @@ if [ -n "$absent" ]; then
 fi
 # Nodes found themselves unfit where others did not: the job is tried without them. A fault of all is the job's own.
 unfit=$(cat "$folder/unfit-$restart-"* 2> /dev/null)
-if [ -n "$unfit" ] && cat "$folder/fit-$restart-"* > /dev/null 2>&1 && [ ! -e "$folder/stop" ]; then
+if [ -n "$unfit" ] && cat "$folder/fit-$restart-"* > /dev/null 2>&1 && [ ! -e "$folder/stop" ] && ! is_cancelled; then
   unfit=$(cat "$folder/unfit-"* | sort -u | paste -sd, -)
   record_outcome "$status" true
   trap - EXIT
@@ -110,7 +142,7 @@ if [ -n "$unfit" ] && cat "$folder/fit-$restart-"* > /dev/null 2>&1 && [ ! -e "$
   scontrol requeue "$SLURM_JOB_ID"
   exec scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=$unfit"
 fi
-if [ -e "$folder/stopped-$restart" ] && [ -e "$folder/yield-$restart" ] && [ ! -e "$folder/stop" ]; then
+if [ -e "$folder/stopped-$restart" ] && [ -e "$folder/yield-$restart" ] && [ ! -e "$folder/stop" ] && ! is_cancelled; then
   record_outcome "$status" true
   trap - EXIT
   echo "sm_llm: stopped before the time limit; the job is requeued"

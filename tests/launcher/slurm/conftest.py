@@ -52,9 +52,11 @@ def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     # Only noted: what a job writes to are folders of a cluster, and tests may run as root.
     (programs / "mkdir").write_text(f"#!/bin/bash\nprintf '%s\\0' \"$@\" > {spied}/mkdir\n")
+    (programs / "sleep").write_text("#!/bin/bash\nread -rt 0.05 <> <(:)\nexit 0\n")
     for program in programs.iterdir():
         program.chmod(0o700)
     variables = {"SLURM_JOB_ID": "5", "SLURM_JOB_NAME": "run-1", "SLURM_JOB_NODELIST": "node[1-2]"}
+    variables["SLURM_JOB_NUM_NODES"] = "2"
     for name, value in {**variables, "PATH": f"{programs}:{os.environ['PATH']}"}.items():
         monkeypatch.setenv(name, value)
     return spied

@@ -110,17 +110,46 @@ def test_a_carriage_return_is_written_as_an_escape(stubs: Path, tmp_path: Path) 
     assert (stubs / "name").read_bytes().decode() == value
 
 
+def run_with_log(script: BatchScript, folder: Path, **variables: str) -> int:
+    """Run the script as Slurm does: what it prints is in its log."""
+    (folder / "job.sh").write_text(script.text(), encoding="utf-8")
+    with open(folder / "job.log", "a") as log:
+        command = ["bash", folder / "job.sh"]
+        return subprocess.run(command, env={**os.environ, **variables}, stdout=log, stderr=log, timeout=300).returncode
+
+
 def test_an_interpreter_that_is_not_there_is_named_with_its_node(stubs: Path, tmp_path: Path) -> None:
-    (stubs.parent / "bin" / "srun").write_text('#!/bin/bash\nwhile [ "$1" != bash ]; do shift; done\nexec "$@"\n')
+    """The node waits until the script has ended the step: srun's own end misses nodes that are only just starting."""
+    programs = stubs.parent / "bin"
+    (programs / "srun").write_text('#!/bin/bash\nwhile [ "$1" != bash ]; do shift; done\nexec "$@"\n')
+    waiting = f'[ "$1" != 60 ] || until [ -e {stubs}/scancel ]; do read -rt 0.1; done'
+    (programs / "sleep").write_text(f"#!/bin/bash\n{waiting}\n")
+    (programs / "scancel").write_text(f'#!/bin/bash\necho "$@" > {stubs}/scancel\n')
+    for name in ("sleep", "scancel"):
+        (programs / name).chmod(0o700)
     code = tmp_path / "code"
     (code / "sm_llm/worker/slurm").mkdir(parents=True)
     (code / "sm_llm/worker/slurm/node.py").write_text("raise SystemExit(5)")
     script = replace(SCRIPT, folder=str(tmp_path), code=str(code), python="/nowhere/venv/bin/python")
     variables = {"SLURMD_NODENAME": "node2", "SLURM_NODEID": "1"}
-    done = run(script, tmp_path, **variables)
     reported = "node node2: the interpreter /nowhere/venv/bin/python is not there. Make one\n"
-    assert (done.returncode, (tmp_path / "failure-0-1").read_text()) == (78, reported)
+    assert (run_with_log(script, tmp_path, **variables), (tmp_path / "failure-0-1").read_text()) == (78, reported)
+    assert (stubs / "scancel").read_text() == "5.0\n"
     assert run(replace(script, python=sys.executable), tmp_path, **variables).returncode == 5
+
+
+@pytest.mark.parametrize(("cause", "is_requeued"), [("", False), ("DUE TO TIME LIMIT ", True)])
+def test_a_job_that_its_user_cancelled_is_not_requeued(
+    stubs: Path, tmp_path: Path, cause: str, is_requeued: bool
+) -> None:
+    """``scontrol requeue`` would take it, and it would start again."""
+    notice = f"slurmstepd-node1: error: *** JOB 5 ON node1 CANCELLED AT 2026-11-30T03:02:05 {cause}***"
+    signalled = f'echo "{notice}"; touch {tmp_path}/yield-0 {tmp_path}/stopped-0; kill -TERM $PPID; /bin/sleep 0.3'
+    (stubs.parent / "bin" / "srun").write_text(f"#!/bin/bash\n{signalled}\n")
+    script = replace(SCRIPT, folder=str(tmp_path), requeues=True, time_limit=True)
+    assert run_with_log(script, tmp_path) == 0
+    assert "the job is asked to end" in (tmp_path / "job.log").read_text()
+    assert (stubs / "scontrol").exists() is is_requeued
 
 
 def test_SL12_a_job_that_yielded_is_requeued_and_no_other(stubs: Path, tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ record_outcome() {
 }
 trap 'record_outcome "$?" false' EXIT
 # Slurm sends TERM to the processes as well; they may save a checkpoint before it kills them.
-trap 'echo "sm_llm: the job is asked to end"' TERM
+is_asked=
+trap 'echo "sm_llm: the job is asked to end"; is_asked=1' TERM
 
 echo "--- $SLURM_JOB_NAME: job $SLURM_JOB_ID, restart $restart, on $SLURM_JOB_NODELIST, $(date -u +%FT%TZ) ---"
 if [ -e "$folder/stop" ]; then
@@ -57,6 +58,31 @@ if [ "$restart" -gt 20 ]; then
   echo "sm_llm: restart $restart is not allowed: backend.max_requeues is 20" >&2
   exit 1
 fi
+
+# What this start has printed: the log holds those before it as well.
+this_start() {
+  sed -n "/^--- .*, restart $restart, on /,\$p" "$folder/job.log" 2> /dev/null
+}
+
+# srun ends all nodes when one fails, but a node whose task is only just starting misses that, and would wait for the
+# failed one. So a node without code or interpreter says so and waits until this has ended the step.
+end_without_code() {
+  while sleep 1; do
+    if this_start | grep -q '^node [^ :]*: .* is not there'; then
+      sleep 2 # for nodes that find the same
+      scancel "$SLURM_JOB_ID.0"
+    fi
+    set -- "$folder/fit-$restart-"*
+    if [ -e "$1" ] && [ "$#" -ge "$SLURM_JOB_NUM_NODES" ]; then
+      return
+    fi
+  done
+}
+
+# A job that its user has cancelled stays so: Slurm would take a request to queue it again.
+is_cancelled() {
+  [ -n "$is_asked" ] && ! this_start | grep -q ' DUE TO TIME LIMIT '
+}
 
 # One task per node: it checks the node and runs torchrun. In the background, since bash runs traps only in between.
 # shellcheck disable=SC2016  # the step's own bash expands these
@@ -70,29 +96,34 @@ srun \
   --no-container-mount-home \
   bash -c 'if [ ! -e "$1/sm_llm/worker/slurm/node.py" ]; then
     echo "node $SLURMD_NODENAME: $1 is not there: $4" | tee "$5-$SLURM_NODEID" >&2
+    sleep 60 # see end_without_code
     exit 78
   fi
   if ! command -v "$2" > /dev/null; then
     echo "node $SLURMD_NODENAME: the interpreter $2 is not there. $6" | tee "$5-$SLURM_NODEID" >&2
+    sleep 60 # see end_without_code
     exit 78
   fi
   exec "$2" -P "$1/sm_llm/worker/slurm/node.py" 1 "$3"' \
   step "$code" "$python" fetch.py "the container was not started" "$folder/failure-$restart" "Take an image that holds it" &
 step=$!
+end_without_code &
+watch=$!
 wait "$step"
 status=$?
 while kill -0 "$step" 2> /dev/null; do # a trap ended the wait
   wait "$step"
   status=$?
 done
-# A node that does not see the shared folder can leave nothing there: what it printed is in this start's part of the log.
-absent=$(sed -n "/^--- .*, restart $restart, on /,\$p" "$folder/job.log" 2> /dev/null | grep '^node [^ :]*: .* is not there: ' | sort -u)
+kill "$watch" 2> /dev/null
+# A node that does not see the shared folder can leave nothing there: what it printed is in the log.
+absent=$(this_start | grep '^node [^ :]*: .* is not there: ' | sort -u)
 if [ -n "$absent" ]; then
   head -n 1 <<< "$absent" > "$folder/failure-$restart-0"
 fi
 # Nodes found themselves unfit where others did not: the job is tried without them. A fault of all is the job's own.
 unfit=$(cat "$folder/unfit-$restart-"* 2> /dev/null)
-if [ -n "$unfit" ] && cat "$folder/fit-$restart-"* > /dev/null 2>&1 && [ ! -e "$folder/stop" ]; then
+if [ -n "$unfit" ] && cat "$folder/fit-$restart-"* > /dev/null 2>&1 && [ ! -e "$folder/stop" ] && ! is_cancelled; then
   unfit=$(cat "$folder/unfit-"* | sort -u | paste -sd, -)
   record_outcome "$status" true
   trap - EXIT

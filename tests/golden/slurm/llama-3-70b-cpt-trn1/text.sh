@@ -47,6 +47,26 @@ if [ -e "$folder/stop" ]; then
   exit 75
 fi
 
+# What this start has printed: the log holds those before it as well.
+this_start() {
+  sed -n "/^--- .*, restart $restart, on /,\$p" "$folder/job.log" 2> /dev/null
+}
+
+# srun ends all nodes when one fails, but a node whose task is only just starting misses that, and would wait for the
+# failed one. So a node without code or interpreter says so and waits until this has ended the step.
+end_without_code() {
+  while sleep 1; do
+    if this_start | grep -q '^node [^ :]*: .* is not there'; then
+      sleep 2 # for nodes that find the same
+      scancel "$SLURM_JOB_ID.0"
+    fi
+    set -- "$folder/fit-$restart-"*
+    if [ -e "$1" ] && [ "$#" -ge "$SLURM_JOB_NUM_NODES" ]; then
+      return
+    fi
+  done
+}
+
 # HyperPod replaces a faulty node and starts the step again. Other clusters do not have the option.
 if [ -d /opt/sagemaker_cluster ]; then
   set -- --auto-resume=1
@@ -60,23 +80,28 @@ srun "$@" \
   --cpu-bind=none \
   bash -c 'if [ ! -e "$1/sm_llm/worker/slurm/node.py" ]; then
     echo "node $SLURMD_NODENAME: $1 is not there: $4" | tee "$5-$SLURM_NODEID" >&2
+    sleep 60 # see end_without_code
     exit 78
   fi
   if ! command -v "$2" > /dev/null; then
     echo "node $SLURMD_NODENAME: the interpreter $2 is not there. $6" | tee "$5-$SLURM_NODEID" >&2
+    sleep 60 # see end_without_code
     exit 78
   fi
   exec "$2" -P "$1/sm_llm/worker/slurm/node.py" 1 "$3"' \
   step "$code" "$python" fetch.py "the shared folder is not mounted on this node" "$folder/failure-$restart" "Check backend.virtual_environment; sm-llm env create --backend slurm makes one" &
 step=$!
+end_without_code &
+watch=$!
 wait "$step"
 status=$?
 while kill -0 "$step" 2> /dev/null; do # a trap ended the wait
   wait "$step"
   status=$?
 done
-# A node that does not see the shared folder can leave nothing there: what it printed is in this start's part of the log.
-absent=$(sed -n "/^--- .*, restart $restart, on /,\$p" "$folder/job.log" 2> /dev/null | grep '^node [^ :]*: .* is not there: ' | sort -u)
+kill "$watch" 2> /dev/null
+# A node that does not see the shared folder can leave nothing there: what it printed is in the log.
+absent=$(this_start | grep '^node [^ :]*: .* is not there: ' | sort -u)
 if [ -n "$absent" ]; then
   head -n 1 <<< "$absent" > "$folder/failure-$restart-0"
 fi
