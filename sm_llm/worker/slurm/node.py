@@ -145,6 +145,7 @@ class Node:
             mounted=[self.folder, *kept] if backend["container_image"] else [],
             devices=devices,
             device_count=int(count or 0),
+            port=self.rendezvous[1] if self.index == 0 else None,
         )
 
     def lay_out(self) -> None:
