@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -40,8 +39,6 @@ class Expected:
     devices: str = ""
     """Prefix of the accelerators' device files, ``nvidia`` or ``neuron``."""
     device_count: int = 0
-    port: int | None = None
-    """Where rank 0 listens for the other processes; None on a node without it."""
 
 
 def node_issues(expected: Expected, *, clock: Callable[[], float] = time.time, root: Path = Path("/")) -> list[str]:
@@ -56,7 +53,6 @@ def node_issues(expected: Expected, *, clock: Callable[[], float] = time.time, r
     issues += _disk_issues(expected.scratch)
     issues += _mount_issues(expected.mounted, root)
     issues += _device_issues(expected, root)
-    issues += _port_issues(expected.port)
     return issues
 
 
@@ -140,15 +136,3 @@ def _gpu_issues(count: int, program: Path) -> Iterator[str]:
     if len(listed) != count:
         words = next((line for line in lines if line.strip() and line[0] != " " and line not in listed), "")
         yield f"nvidia-smi lists {len(listed)} GPUs, and {count} are expected{f': {words}' if words else ''}"
-
-
-def _port_issues(port: int | None) -> Iterator[str]:
-    if port is None:
-        return
-    with socket.socket() as probe:
-        # As torch's store does: what an ended connection has left does not count.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            yield f"port {port}, at which the processes of the job meet, cannot be used: {error.strerror or error}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -36,8 +37,9 @@ BAD_NODE = 78
 _FIRST_PORT, _PORTS = 10_000, 20_000
 """Below the ports that kernels give to outgoing connections."""
 _POLL_SECONDS = 0.5
-# How long an unfit node waits for what the others note, which decides whether the job is tried without it.
-_FITNESS_SECONDS = 30.0
+# How long a node that cannot start waits for what the others note, which decides whether the job is tried without it.
+# Longer than a container takes to start: the end of this task ends those of nodes alone that have come so far.
+_FITNESS_SECONDS = 600.0
 NODES_ENVIRONMENT = "SM_LLM_NODES"
 """Nodes of the start before this one in the order of their ranks, as job.sh read them for all nodes alike."""
 
@@ -145,7 +147,6 @@ class Node:
             mounted=[self.folder, *kept] if backend["container_image"] else [],
             devices=devices,
             device_count=int(count or 0),
-            port=self.rendezvous[1] if self.index == 0 else None,
         )
 
     def lay_out(self) -> None:
@@ -181,6 +182,18 @@ class Node:
             (self.folder / name).write_text(text, encoding="utf-8")
 
 
+def _port_issue(port: int) -> str:
+    """Why rank 0 cannot listen on ``port``; empty if it can."""
+    with socket.socket() as probe:
+        # As torch's store does: what an ended connection has left does not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            return f"port {port}, at which the processes of the job meet, cannot be used: {error.strerror or error}"
+    return ""
+
+
 def _activation(environ: Mapping[str, str]) -> dict[str, str]:
     """What a shell that activates this virtual environment sets, for programs that are called by name."""
     if sys.prefix == sys.base_prefix:
@@ -209,6 +222,13 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         node.await_fitness()
         return BAD_NODE
     node.note_fitness("fit")
+    if node.index == 0 and (issue := _port_issue(port)):
+        _log(f"sm_llm: {issue}")
+        node.note(f"failure-{node.restart}-0", f"node {node.name}: {issue}")
+        # The next start has another port: this node is no worse than others.
+        node.note(f"port-taken-{node.restart}")
+        node.await_fitness()
+        return BAD_NODE
     mark = leftovers.use(node.base)
     if swept := leftovers.sweep(node.of_user, str(node.job["run_id"]), node.name):
         _log(f"sm_llm: removed from {node.of_user} what runs had left that did not come back: {', '.join(swept)}")

@@ -70,7 +70,7 @@ fi
 
 # What this start has printed: the log holds those before it as well.
 this_start() {
-  sed -n "/^--- .*, restart $restart, on /,\$p" "$folder/job.log" 2> /dev/null
+  sed -n "/--- .*, restart $restart, on /,\$p" "$folder/job.log" 2> /dev/null
 }
 
 # srun ends all nodes when one fails, but a node whose task is only just starting misses that, and would wait for the
@@ -88,9 +88,10 @@ end_without_code() {
   done
 }
 
-# A job that its user has cancelled stays so: Slurm would take a request to queue it again.
+# A job that its user has cancelled stays so: Slurm would take a request to queue it again. Of an end that has another
+# cause, as the time limit, its notice names that.
 is_cancelled() {
-  [ -n "$is_asked" ] && ! this_start | grep -q ' DUE TO TIME LIMIT '
+  [ -n "$is_asked" ] && ! this_start | grep -q ' DUE TO '
 }
 
 # Slurm sends USR1 before the time limit: the processes save a checkpoint and stop.
@@ -142,10 +143,17 @@ if [ -n "$unfit" ] && cat "$folder/fit-$restart-"* > /dev/null 2>&1 && [ ! -e "$
   scontrol requeue "$SLURM_JOB_ID"
   exec scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=$unfit"
 fi
-if [ -e "$folder/stopped-$restart" ] && [ -e "$folder/yield-$restart" ] && [ ! -e "$folder/stop" ] && ! is_cancelled; then
+again=
+if [ -e "$folder/port-taken-$restart" ]; then
+  again="the port of this start was taken"
+fi
+if [ -e "$folder/stopped-$restart" ] && [ -e "$folder/yield-$restart" ]; then
+  again="stopped before the time limit"
+fi
+if [ -n "$again" ] && [ ! -e "$folder/stop" ] && ! is_cancelled; then
   record_outcome "$status" true
   trap - EXIT
-  echo "sm_llm: stopped before the time limit; the job is requeued"
+  echo "sm_llm: $again; the job is requeued"
   exec scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$status"

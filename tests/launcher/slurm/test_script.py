@@ -138,18 +138,31 @@ def test_an_interpreter_that_is_not_there_is_named_with_its_node(stubs: Path, tm
     assert run(replace(script, python=sys.executable), tmp_path, **variables).returncode == 5
 
 
-@pytest.mark.parametrize(("cause", "is_requeued"), [("", False), ("DUE TO TIME LIMIT ", True)])
+@pytest.mark.parametrize(
+    ("cause", "is_requeued"), [("", False), ("DUE TO TIME LIMIT ", True), ("DUE TO PREEMPTION ", True)]
+)
+@pytest.mark.parametrize("left", ["yield-0 stopped-0", "unfit-0-1 fit-0-0", "port-taken-0"])
 def test_a_job_that_its_user_cancelled_is_not_requeued(
-    stubs: Path, tmp_path: Path, cause: str, is_requeued: bool
+    left: str, stubs: Path, tmp_path: Path, cause: str, is_requeued: bool
 ) -> None:
     """``scontrol requeue`` would take it, and it would start again."""
     notice = f"slurmstepd-node1: error: *** JOB 5 ON node1 CANCELLED AT 2026-11-30T03:02:05 {cause}***"
-    signalled = f'echo "{notice}"; touch {tmp_path}/yield-0 {tmp_path}/stopped-0; kill -TERM $PPID; /bin/sleep 0.3'
+    noted = f"for it in {left}; do echo node2 > {tmp_path}/$it; done"
+    signalled = f'echo "{notice}"; {noted}; kill -TERM $PPID; /bin/sleep 0.3'
     (stubs.parent / "bin" / "srun").write_text(f"#!/bin/bash\n{signalled}\n")
     script = replace(SCRIPT, folder=str(tmp_path), requeues=True, time_limit=True)
+    (tmp_path / "job.log").write_text("a line that a lost node did not end")
     assert run_with_log(script, tmp_path) == 0
     assert "the job is asked to end" in (tmp_path / "job.log").read_text()
     assert (stubs / "scontrol").exists() is is_requeued
+
+
+def test_a_start_whose_port_was_taken_is_requeued_with_all_nodes(stubs: Path, tmp_path: Path) -> None:
+    (tmp_path / "port-taken-0").touch()
+    assert run(replace(SCRIPT, folder=str(tmp_path)), tmp_path).returncode == 7
+    assert not (stubs / "scontrol").exists()
+    assert run(replace(SCRIPT, folder=str(tmp_path), requeues=True), tmp_path).returncode == 0
+    assert (stubs / "scontrol").read_text() == "requeue 5 "
 
 
 def test_SL12_a_job_that_yielded_is_requeued_and_no_other(stubs: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,16 +72,6 @@ def test_a_GPU_that_has_fallen_off_the_bus(
     found = node_issues(expected(tmp_path), root=machine)
     # Of a program that does not end, the words are Python's.
     assert [it.partition("Command")[0] for it in found] == issues
-
-
-def test_a_port_that_another_program_listens_on(machine: Path, tmp_path: Path) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        [issue] = node_issues(expected(tmp_path, port=port), root=machine)
-    assert issue == f"port {port}, at which the processes of the job meet, cannot be used: Address already in use"
-    assert node_issues(expected(tmp_path, port=port), root=machine) == []
 
 
 def test_a_clock_that_is_off(machine: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -189,6 +190,22 @@ def test_an_unfit_node_is_named(tmp_path: Path) -> None:
     assert text == "node n9 is unfit: 0 neuron devices are visible, and 16 are expected"
     assert (tmp_path / "unfit-0-1").read_text() == "n9\n"
     assert not (tmp_path / "fit-0-1").exists()
+
+
+def test_a_port_that_another_program_listens_on_is_named_and_left(tmp_path: Path) -> None:
+    environ = {**job(tmp_path), "SLURMD_NODENAME": "m1", "SLURM_JOB_ID": str(os.getpid())}  # a port of its own
+    for name in ("fit-0-1", "fit-0-2"):
+        (tmp_path / name).touch()
+    _, port = Node(environ, 1, "train.py").rendezvous
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        assert run(tmp_path, "raise SystemExit('started')", environ).wait(60) == BAD_NODE
+    assert (tmp_path / "failure-0-0").read_text() == (
+        f"node m1: port {port}, at which the processes of the job meet, cannot be used: Address already in use"
+    )
+    assert (tmp_path / "port-taken-0").exists()
+    assert (tmp_path / "fit-0-0").exists(), "the next start may have this node"
 
 
 def test_a_node_that_cannot_write_its_log_is_checked_all_the_same(

@@ -65,7 +65,7 @@ fi
 
 # What this start has printed: the log holds those before it as well.
 this_start() {
-  sed -n "/^--- .*, restart $restart, on /,\$p" "$folder/job.log" 2> /dev/null
+  sed -n "/--- .*, restart $restart, on /,\$p" "$folder/job.log" 2> /dev/null
 }
 
 # srun ends all nodes when one fails, but a node whose task is only just starting misses that, and would wait for the
@@ -83,9 +83,10 @@ end_without_code() {
   done
 }
 
-# A job that its user has cancelled stays so: Slurm would take a request to queue it again.
+# A job that its user has cancelled stays so: Slurm would take a request to queue it again. Of an end that has another
+# cause, as the time limit, its notice names that.
 is_cancelled() {
-  [ -n "$is_asked" ] && ! this_start | grep -q ' DUE TO TIME LIMIT '
+  [ -n "$is_asked" ] && ! this_start | grep -q ' DUE TO '
 }
 
 # One task per node: it checks the node and runs torchrun. In the background, since bash runs traps only in between.
@@ -135,6 +136,16 @@ if [ -n "$unfit" ] && cat "$folder/fit-$restart-"* > /dev/null 2>&1 && [ ! -e "$
   echo "sm_llm: the job is requeued without the unfit nodes $unfit"
   scontrol requeue "$SLURM_JOB_ID"
   exec scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=$unfit"
+fi
+again=
+if [ -e "$folder/port-taken-$restart" ]; then
+  again="the port of this start was taken"
+fi
+if [ -n "$again" ] && [ ! -e "$folder/stop" ] && ! is_cancelled; then
+  record_outcome "$status" true
+  trap - EXIT
+  echo "sm_llm: $again; the job is requeued"
+  exec scontrol requeue "$SLURM_JOB_ID"
 fi
 # Slurm would start the jobs that wait for this one, whose result is not there.
 if [ "$status" -eq 0 ] && [ -e "$folder/stopped-$restart" ]; then

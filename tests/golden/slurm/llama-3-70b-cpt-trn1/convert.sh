@@ -50,7 +50,7 @@ fi
 
 # What this start has printed: the log holds those before it as well.
 this_start() {
-  sed -n "/^--- .*, restart $restart, on /,\$p" "$folder/job.log" 2> /dev/null
+  sed -n "/--- .*, restart $restart, on /,\$p" "$folder/job.log" 2> /dev/null
 }
 
 # srun ends all nodes when one fails, but a node whose task is only just starting misses that, and would wait for the
