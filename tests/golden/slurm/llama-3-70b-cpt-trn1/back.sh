@@ -54,7 +54,7 @@ this_start() {
 }
 
 # srun ends all nodes when one fails, but a node whose task is only just starting misses that, and would wait for the
-# failed one. So a node without code or interpreter says so and waits until this has ended the step.
+# failed one. So a node without code or interpreter prints that and waits until this has ended the step.
 end_without_code() {
   while sleep 1; do
     if this_start | grep -q '^node [^ :]*: .* is not there'; then
