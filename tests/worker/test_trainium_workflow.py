@@ -136,7 +136,8 @@ def test_CV07_NX01_NX05_weights_go_round_and_training_is_that_of_the_plain_loop(
     assert ended(run, []).state is RunState.COMPLETED, "\n".join(run.logs())
     steps = dict(run.steps)
     assert list(steps) == STEPS
-    assert {name for name, it in steps.items() if len(it.attempts) > 1} == set(KILLED)
+    # One that had published just before is not run again.
+    assert {name for name, it in steps.items() if it.attempts[0].state is RunState.FAILED} == set(KILLED)
     rows = steps["prepare"].result
     data = {"format": "rows", "train": str(rows / "train"), "seq_length": 32}
     expected = plain_losses(training(data=data), tmp_path / "plain")
