@@ -38,7 +38,7 @@ _FIRST_PORT, _PORTS = 10_000, 20_000
 """Below the ports that kernels give to outgoing connections."""
 _POLL_SECONDS = 0.5
 # How long a node that cannot start waits for what the others note, which decides whether the job is tried without it.
-# Longer than a container takes to start: the end of this task ends those of nodes alone that have come so far.
+# Longer than a container takes to start: when this task ends, srun ends only tasks that have begun.
 _FITNESS_SECONDS = 600.0
 NODES_ENVIRONMENT = "SM_LLM_NODES"
 """Nodes of the start before this one in the order of their ranks, as job.sh read them for all nodes alike."""

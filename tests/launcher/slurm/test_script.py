@@ -76,10 +76,12 @@ def slurm_word(text: str) -> str:
     return found
 
 
-def run(script: BatchScript, folder: Path, **variables: str) -> subprocess.CompletedProcess[bytes]:
+def run(script: BatchScript, folder: Path, **variables: str) -> int:
+    """Run the script as Slurm does, what it prints in its log; returns its exit code."""
     (folder / "job.sh").write_text(script.text(), encoding="utf-8")
-    environ = {**os.environ, **variables}
-    return subprocess.run(["bash", folder / "job.sh"], env=environ, capture_output=True, timeout=300, check=False)
+    with open(folder / "job.log", "a") as log:
+        command = ["bash", folder / "job.sh"]
+        return subprocess.run(command, env={**os.environ, **variables}, stdout=log, stderr=log, timeout=300).returncode
 
 
 def test_hostile_values_stay_values(stubs: Path, tmp_path: Path) -> None:
@@ -91,8 +93,7 @@ def test_hostile_values_stay_values(stubs: Path, tmp_path: Path) -> None:
         environment=[("NAME", lines)], code=lines, folder=str(folder), python=lines, entry=lines, absent=lines,
         no_python=lines, run_id=lines, auto_resume=True, requeues=True, time_limit=True, max_requeues=3,
     )  # fmt: skip
-    done = run(hostile, tmp_path)
-    assert done.returncode == 7, done.stderr
+    assert run(hostile, tmp_path) == 7, (tmp_path / "job.log").read_text()
     argv = (stubs / "argv").read_bytes().decode().split("\0")
     assert argv[0] == f"--container-mounts={lines}"
     assert argv[-8:-1] == ["step", lines, lines, lines, lines, f"{folder}/failure-0", lines]
@@ -110,14 +111,6 @@ def test_a_carriage_return_is_written_as_an_escape(stubs: Path, tmp_path: Path) 
     assert (stubs / "name").read_bytes().decode() == value
 
 
-def run_with_log(script: BatchScript, folder: Path, **variables: str) -> int:
-    """Run the script as Slurm does: what it prints is in its log."""
-    (folder / "job.sh").write_text(script.text(), encoding="utf-8")
-    with open(folder / "job.log", "a") as log:
-        command = ["bash", folder / "job.sh"]
-        return subprocess.run(command, env={**os.environ, **variables}, stdout=log, stderr=log, timeout=300).returncode
-
-
 def test_an_interpreter_that_is_not_there_is_named_with_its_node(stubs: Path, tmp_path: Path) -> None:
     """The node waits until the script has ended the step: srun's own end misses nodes that are only just starting."""
     programs = stubs.parent / "bin"
@@ -133,9 +126,9 @@ def test_an_interpreter_that_is_not_there_is_named_with_its_node(stubs: Path, tm
     script = replace(SCRIPT, folder=str(tmp_path), code=str(code), python="/nowhere/venv/bin/python")
     variables = {"SLURMD_NODENAME": "node2", "SLURM_NODEID": "1"}
     reported = "node node2: the interpreter /nowhere/venv/bin/python is not there. Make one\n"
-    assert (run_with_log(script, tmp_path, **variables), (tmp_path / "failure-0-1").read_text()) == (78, reported)
+    assert (run(script, tmp_path, **variables), (tmp_path / "failure-0-1").read_text()) == (78, reported)
     assert (stubs / "scancel").read_text() == "5.0\n"
-    assert run(replace(script, python=sys.executable), tmp_path, **variables).returncode == 5
+    assert run(replace(script, python=sys.executable), tmp_path, **variables) == 5
 
 
 @pytest.mark.parametrize(
@@ -152,41 +145,40 @@ def test_a_job_that_its_user_cancelled_is_not_requeued(
     (stubs.parent / "bin" / "srun").write_text(f"#!/bin/bash\n{signalled}\n")
     script = replace(SCRIPT, folder=str(tmp_path), requeues=True, time_limit=True)
     (tmp_path / "job.log").write_text("a line that a lost node did not end")
-    assert run_with_log(script, tmp_path) == 0
+    assert run(script, tmp_path) == 0
     assert "the job is asked to end" in (tmp_path / "job.log").read_text()
     assert (stubs / "scontrol").exists() is is_requeued
 
 
 def test_a_start_whose_port_was_taken_is_requeued_with_all_nodes(stubs: Path, tmp_path: Path) -> None:
     (tmp_path / "port-taken-0").touch()
-    assert run(replace(SCRIPT, folder=str(tmp_path)), tmp_path).returncode == 7
+    assert run(replace(SCRIPT, folder=str(tmp_path)), tmp_path) == 7
     assert not (stubs / "scontrol").exists()
-    assert run(replace(SCRIPT, folder=str(tmp_path), requeues=True), tmp_path).returncode == 0
+    assert run(replace(SCRIPT, folder=str(tmp_path), requeues=True), tmp_path) == 0
     assert (stubs / "scontrol").read_text() == "requeue 5 "
 
 
 def test_SL12_a_job_that_yielded_is_requeued_and_no_other(stubs: Path, tmp_path: Path) -> None:
     script = replace(SCRIPT, folder=str(tmp_path), requeues=True, time_limit=True)
-    assert run(script, tmp_path).returncode == 7
+    assert run(script, tmp_path) == 7
     (tmp_path / "stopped-0").touch()
-    assert run(script, tmp_path).returncode == 7
+    assert run(script, tmp_path) == 7
     assert not (stubs / "scontrol").exists()
     (tmp_path / "yield-0").touch()
-    assert run(script, tmp_path).returncode == 0
+    assert run(script, tmp_path) == 0
     assert (stubs / "scontrol").read_text() == "requeue 5 "
     assert json.loads((tmp_path / "outcome-0.json").read_text())["requeued"] is True
     (tmp_path / "stop").touch()
     (stubs / "argv").unlink()
-    assert run(script, tmp_path).returncode == 0
+    assert run(script, tmp_path) == 0
     assert not (stubs / "argv").exists(), "a run that was asked to stop does not start again"
 
 
 def test_SL31_requeues_are_bounded(stubs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
     script = replace(SCRIPT, folder=str(tmp_path), requeues=True, max_requeues=2)
-    done = run(script, tmp_path)
-    assert done.returncode == 1
-    assert b"restart 3 is not allowed: backend.max_requeues is 2" in done.stderr
+    assert run(script, tmp_path) == 1
+    assert "restart 3 is not allowed: backend.max_requeues is 2" in (tmp_path / "job.log").read_text()
     assert not (stubs / "argv").exists()
 
 

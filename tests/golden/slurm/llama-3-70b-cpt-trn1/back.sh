@@ -79,13 +79,14 @@ srun "$@" \
   --kill-on-bad-exit=1 \
   --wait=600 \
   --cpu-bind=none \
-  bash -c 'if [ ! -e "$1/sm_llm/worker/slurm/node.py" ]; then
-    echo "node $SLURMD_NODENAME: $1 is not there: $4" | tee "$5-$SLURM_NODEID" >&2
-    sleep 60 # see end_without_code
-    exit 78
+  bash -c 'absent=
+  if [ ! -e "$1/sm_llm/worker/slurm/node.py" ]; then
+    absent="$1 is not there: $4"
+  elif ! command -v "$2" > /dev/null; then
+    absent="the interpreter $2 is not there. $6"
   fi
-  if ! command -v "$2" > /dev/null; then
-    echo "node $SLURMD_NODENAME: the interpreter $2 is not there. $6" | tee "$5-$SLURM_NODEID" >&2
+  if [ -n "$absent" ]; then
+    echo "node $SLURMD_NODENAME: $absent" | tee "$5-$SLURM_NODEID" >&2
     sleep 60 # see end_without_code
     exit 78
   fi
