@@ -135,8 +135,8 @@ SUITES = {
         "the automatic settings of 8B with gradients sent in bf16 and added up in fp32, beside the same without",
         2,
         (
-            *(("8b-exchanged", OURS), ("8b-auto-2", OURS), ("8b-exchanged-fp8", OURS)),
-            *(("8b-exchanged-selective", OURS), ("8b-selective", OURS)),
+            *(("8b-exchanged", OURS), ("8b-auto-2", OURS), ("8b-exchanged-selective", OURS), ("8b-selective", OURS)),
+            ("8b-exchanged-fp8", OURS),
         ),
     ),
     "families": Suite(
