@@ -22,13 +22,15 @@ class LogFilter:
     """Lines as they were written, with their line endings; bytes that are not UTF-8 as Python escapes them."""
     prefix: str = ""
     """What the lines of ``rank`` begin with in its node's log."""
+    labels: bool = False
+    """Lines say which node wrote them, even while there is one log alone."""
 
     def on(self, node_count: int, processes_per_node: int) -> LogFilter:
         """This filter for a job of that size. Raises ``UsageError`` for a node or rank that it does not have."""
         if self.node is not None and self.node >= node_count:
             raise UsageError(f"there is no node {self.node}: the run has {node_count}, counted from 0")
         if self.rank is None:
-            return self
+            return replace(self, labels=node_count > 1 and self.node is None)
         if self.rank >= node_count * processes_per_node:
             raise UsageError(
                 f"there is no rank {self.rank}: the run has {counted(node_count * processes_per_node, 'process')}"

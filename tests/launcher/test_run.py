@@ -144,6 +144,24 @@ def test_following_logs_gives_whole_lines_and_ends_with_the_run(root: Path) -> N
     assert list(lines) == ["one", "two", "threeo", "three"]
 
 
+def test_lines_of_several_nodes_name_theirs_before_the_second_has_a_log(root: Path) -> None:
+    from sm_llm.launcher.log_filter import LogFilter
+    from sm_llm.launcher.observe.logs import read_logs
+
+    log = logs_of(root)
+    log.write_text("one\n")
+    answers = iter([True, False])
+
+    def begin_second(_: float) -> None:
+        RunPaths(root).node_log(1, 1).write_text("other\n")
+
+    wanted = LogFilter().on(2, 8)
+    lines = read_logs(RunPaths(root), 1, wanted, still_running=lambda: next(answers), sleep=begin_second)
+    assert list(lines) == ["[node 0] one", "[node 1] other"]
+    for alone in (LogFilter().on(1, 8), LogFilter(node=0).on(2, 8), LogFilter(rank=3).on(2, 8)):
+        assert not alone.labels
+
+
 def test_an_event_tail_gives_every_event_once_and_leaves_partial_lines(root: Path) -> None:
     write(root, 1, step(1, 9.0))
     write(root, 2, step(2, 8.0))

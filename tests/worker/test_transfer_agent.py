@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -236,6 +238,20 @@ def test_I10_parts_that_a_SIGKILL_left_go_with_the_next_start(
     context: Any = SimpleNamespace(process=ProcessInfo(), notice=lambda *reported: notices.append(str(reported)))
     StartResolver(context, cast("Any", None), store, cast("Any", None), cast("Any", None))._abort_stale_uploads()
     assert (open_uploads(s3_server, bucket), notices) == ([], [])
+
+
+def test_an_agent_without_an_owner_ends_though_its_signal_came_before_it_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(agent_process.os, "kill", lambda _, number: sent.append(number))
+    ours, theirs = Pipe()
+    requests: queue.SimpleQueue[object] = queue.SimpleQueue()
+    ours.send(("function", (), {}))
+    ours.close()
+    agent_process._listen(theirs, requests)
+    assert sent == [signal.SIGALRM]
+    assert list(iter(requests.get_nowait, None)) == [("function", (), {})], "None ends the main thread's loop"
 
 
 def test_an_agent_that_ends_by_SIGTERM_is_replaced_if_its_owner_continues(

@@ -148,8 +148,9 @@ def _followers(paths: RunPaths, attempt: int, wanted: LogFilter, known: dict[Pat
             known[log] = _Follower(log, wanted)
     # By number: node 10 comes after node 2.
     nodes = sorted((it for it in known if it.name != JOB_LOG), key=_node)
+    has_labels = wanted.labels or len(nodes) > 1
     for log in nodes:
-        known[log].label = f"[node {_node(log)}] " if len(nodes) > 1 else ""
+        known[log].label = f"[node {_node(log)}] " if has_labels else ""
     of_job = [it for it in known if it.name == JOB_LOG]
     for log in of_job:
         known[log].label = "[job] "

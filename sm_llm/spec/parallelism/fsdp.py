@@ -67,8 +67,8 @@ class FsdpSpec(StrategySpec):
 
     exchange_gradients: bool = False
     """Send gradients to their shards as they were computed, in bf16, and add them up in fp32 there: half the bytes
-    between the GPUs of a copy for the same sums. On two GPUs joined by NVLink it changed neither losses nor speed; other
-    links were not measured."""
+    between the GPUs of a copy for the same sums. On two GPUs joined by NVLink it changed neither losses nor speed;
+    other links were not measured."""
     share_gradient_memory: bool = False
     """On GPUs, put reduced gradients into the memory of the computing stream, which the forward pass can use:
     less is reserved. It has not run on several GPUs yet, so compare losses."""

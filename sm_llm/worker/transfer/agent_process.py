@@ -61,12 +61,10 @@ def main(descriptor: int, working: float, aborting: float) -> None:
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, requests), daemon=True).start()
     answers = _Answers(connection)
-    try:
-        while True:
-            function, arguments, named = requests.get()
+    with suppress(_Ended, OSError):
+        for function, arguments, named in iter(requests.get, None):
             answers.send(*_result(function, arguments, named, answers.count))
-    except (_Ended, OSError):
-        os._exit(ENDED)  # threads of a transfer may still wait for the store
+    os._exit(ENDED)  # threads of a transfer may still wait for the store
 
 
 def _end(aborting: float) -> None:
@@ -80,13 +78,15 @@ def _end(aborting: float) -> None:
 
 
 def _listen(connection: Connection, requests: queue.SimpleQueue[Any]) -> None:
-    """Pass requests on; the end of the pipe is the end of the owner."""
+    """Pass requests on, and None at the end of the pipe, which is the end of the owner."""
     try:
         while True:
             requests.put(connection.recv())
     except (EOFError, OSError):
         # Python runs signal handlers in the main thread, where the transfers run: only so an exception reaches them.
         os.kill(os.getpid(), signal.SIGALRM)
+        # A signal that comes just before the main thread waits for a request is handled only when it wakes up.
+        requests.put(None)
 
 
 def _result(
