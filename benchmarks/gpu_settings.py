@@ -26,6 +26,7 @@ class Setting:
     micro_batch_size: int | str | None = None
     """None: all of ``batch`` at once."""
     reduce: str = "fp32"
+    moments: str = "master"
 
     def task(self, rows: str | None = None) -> dict[str, Any]:
         """It trains on the packed ``rows`` of a folder, or on random tokens."""
@@ -38,7 +39,12 @@ class Setting:
             "global_batch_size": self.gpus * self.batch,
             "max_steps": 1_000_000,
             "optim": {"learning_rate": RATE, "schedule": "constant"},
-            "precision": {"compute": self.compute, "compile": self.compile, "reduce": self.reduce},
+            "precision": {
+                "compute": self.compute,
+                "compile": self.compile,
+                "reduce": self.reduce,
+                "moments": self.moments,
+            },
             "parallelism": {**NOTHING, **self.parallelism},
             "checkpoint": {"every_steps": 1_000_000, "keep_last": 1},
             "logging": {"every_steps": 1_000_000},
@@ -90,6 +96,7 @@ SETTINGS = {
     "8b-exchanged": Setting("llama-3.1-8b", 8192, 2, 2, {}, "auto", {**AUTO, **EXCHANGED}, micro_batch_size="auto"),
     "8b-exchanged-fp8": Setting("llama-3.1-8b", 8192, 2, 2, {}, "auto", {**AUTO, **EXCHANGED}, "fp8", "auto"),
     "8b-exchanged-selective": Setting("llama-3.1-8b", 8192, 1, 2, parallelism={**SELECTIVE, **EXCHANGED}),
+    "8b-moments-bf16": Setting("llama-3.1-8b", 8192, 2, 2, {}, "auto", AUTO, micro_batch_size="auto", moments="bf16"),
     "8b-full-4": Setting("llama-3.1-8b", 8192, 4, 2, parallelism=FULL),
     "8b-accumulated": Setting("llama-3.1-8b", 8192, 2, 2, micro_batch_size=1),
     "8b-budget": Setting("llama-3.1-8b", 8192, 1, 2, parallelism=BUDGET),

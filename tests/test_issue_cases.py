@@ -115,6 +115,12 @@ CASES: list[Case] = [
     ),
     ("betas-out-of-range", TRAIN, ("task.optim.betas=[0.9, 1.0]",)),
     ("master-precision-below-compute", TRAIN, ("task.precision.master=bf16", "task.precision.compute=fp32")),
+    ("moments-too-slow", TRAIN, ("task.precision.moments=bf16", "task.optim.betas=[0.9, 0.999]")),
+    (
+        "moments-with-offloading",
+        TRAIN,
+        ("task.precision.moments=bf16", "task.parallelism.offload_optimizer=true"),
+    ),
     ("profile-steps-overlap", TRAIN, ({"task.logging.profile": {"steps": 9, "every_steps": 2}},)),
     ("batch-not-divisible", TRAIN, ("task.global_batch_size=3", "task.micro_batch_size=2")),
     # machines and degrees
@@ -224,6 +230,7 @@ CASES: list[Case] = [
     ("nxd-sequence-not-divisible", NXD, ("task.data.seq_length=1001",)),
     ("nxd-sequence-not-for-flash-attention", NXD, ("task.data.seq_length=1024",)),
     ("nxd-master-not-fp32", NXD, ("task.precision.compute=bf16", "task.precision.master=bf16")),
+    ("moments-unsupported", NXD, ("task.precision.moments=bf16",)),
     ("nxd-bf16-without-zero1", NXD, ("task.precision.compute=bf16", "task.parallelism.zero1=false")),
     ("nxd-layer-unsupported", NXD, (*LLAMA_3, "task.model.config.attention_bias=true")),
     ("degrees-do-not-divide-world-size", NXD, ("task.parallelism.tensor_parallel_degree=3",)),

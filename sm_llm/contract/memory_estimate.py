@@ -112,6 +112,12 @@ def memory_estimate(config: Config, task: TrainTask, derived: Derived, node_size
     return replace(max(moments, key=lambda it: it.total), apart=step.apart)
 
 
+def state_bytes(precision: PrecisionSpec) -> int:
+    """Bytes of a parameter and AdamW's two moments between steps."""
+    master = SIZES[precision.master]
+    return master + 2 * (master if precision.moments == "master" else SIZES[precision.moments])
+
+
 def tokens_of(derived: Derived, arranged: Layout) -> int:
     """Tokens of a micro-batch that one process computes."""
     return derived.micro_batch_size * derived.seq_length // arranged.context
@@ -190,8 +196,7 @@ class _Step:
         if terms.offloads_states:
             lasting, gradients = shard * earlier if delayed else 0.0, 0.0
         else:
-            # The parameter and AdamW's two moments, each in the format of the master weights.
-            lasting, gradients = shard * (3 * master + copies + earlier), shard * own
+            lasting, gradients = shard * (state_bytes(precision) + copies + earlier), shard * own
         kept_gathered, layers = 0.0, parts.all - parts.root
         # Weights of products are gathered in fp8, half as large.
         gathered = 0.5 if precision.compute == "fp8" else 1.0

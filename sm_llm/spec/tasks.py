@@ -63,6 +63,9 @@ class PrecisionSpec(SpecModel):
     master: Literal["fp32", "bf16"] = "fp32"
     """Format of the parameters and the optimiser's state between steps. bf16 takes half the memory, but small updates
     are rounded away: for short fine-tuning. Needs compute: bf16."""
+    moments: Literal["master", "bf16"] = "master"
+    """Format of AdamW's two moments between steps: that of the parameters, or bf16, which takes 4 bytes a parameter
+    less than fp32. Each step is computed in fp32 and rounded, so losses differ. Strategy fsdp."""
     reduce: Literal["fp32", "bf16"] = "fp32"
     """Format in which gradients are summed over processes."""
     compile: bool | Literal["auto"] = "auto"

@@ -154,6 +154,8 @@ def test_what_each_option_saves() -> None:
     assert estimate("llama-2-7b", 8, parallelism={"offload_optimizer": True}).states == 0
     halved = {"compute": "bf16", "master": "bf16"}
     assert estimate("llama-2-7b", 8, precision=halved).states == plain.states / 2
+    rounded = estimate("llama-2-7b", 8, precision={"compute": "bf16", "moments": "bf16"})
+    assert plain.states - rounded.states == 4 * 6_738_415_616 / 8
     reduced = estimate("llama-2-7b", 8, precision={"compute": "bf16", "reduce": "bf16"})
     assert plain.working - reduced.working == 2 * (131_076_096 + 202_383_360)
     gathered = estimate("llama-2-7b", 8, parallelism={"reshard_after_forward": False})

@@ -89,6 +89,7 @@ def test_every_number_of_a_training_plan() -> None:
     [
         ({}, 12, "fp32 weights and two AdamW moments"),
         ({"precision": {"compute": "bf16", "master": "bf16"}}, 6, "bf16 weights and two AdamW moments"),
+        ({"precision": {"moments": "bf16"}}, 8, "fp32 weights and two AdamW moments in bf16"),
         ({"parallelism": {"strategy": "nxd"}}, 14, "bf16 weights, fp32 masters and two AdamW moments"),
     ],
 )

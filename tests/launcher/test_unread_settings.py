@@ -58,6 +58,7 @@ CASES = {
         ["logging.profile={every_steps: 2, all_processes: true}"],
         ["compute.processes_per_instance=2"],
     ),
+    "precision.moments": (["precision={compute: bf16, master: bf16, moments: bf16}"], ["precision.master=fp32"]),
     "precision.reduce": (["precision.reduce=bf16"], ["compute.processes_per_instance=2"]),
     "data.shuffle_buffer": ([f"{STREAM}, shuffle: false, shuffle_buffer: 9}}", TOKENIZER], []),
     "data.validation_rows": ([f"{STREAM}, validation_rows: 9}}", TOKENIZER], []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -71,6 +72,22 @@ def test_gradients_that_need_no_exchange_are_named(option: str, named: str) -> N
     assert train(*exchanges) == []
     (reported,) = train(*exchanges, option)
     assert f"has no effect with {named}" in reported
+
+
+@pytest.mark.parametrize(("second", "is_refused"), [(0.95, False), (0.996, False), (0.997, True), (0.999, True)])
+def test_moments_in_bf16_need_decay_rates_whose_changes_it_holds(second: float, is_refused: bool) -> None:
+    found = train("task.precision.moments=bf16", f"task.optim.betas=[0.9, {second}]")
+    assert any(f"with a decay rate of {second} a step changes a moment by less" in it for it in found) is is_refused
+    held = 1 + 2**-7  # the number of bf16 whose neighbours are farthest, relative to it
+    assert (nearest_bf16(held * second) == held) is is_refused, "it stays where it is"
+
+
+def nearest_bf16(value: float) -> float:
+    """The nearest bf16 number to a positive one, ties to even."""
+    (bits,) = struct.unpack("I", struct.pack("f", value))
+    bits += 0x7FFF + (bits >> 16 & 1)
+    (rounded,) = struct.unpack("f", struct.pack("I", bits & 0xFFFF0000))
+    return float(rounded)
 
 
 def test_a_good_job_has_none() -> None:

@@ -47,13 +47,20 @@ def in_torch(
 class Job:
     """A model of two parameters and its optimiser."""
 
-    def __init__(self, fused: bool, compute: torch.dtype | None, betas: tuple[float, float] = (0.9, 0.999)) -> None:
+    def __init__(
+        self,
+        fused: bool,
+        compute: torch.dtype | None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        moments: torch.dtype | None = None,
+    ) -> None:
         generator = torch.Generator().manual_seed(0)
         self.model = {
             name: torch.nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()
         }
         self.masters = MasterWeights(self.model, compute)
-        self.optimizer = build_adamw(self.masters.parameters, TENSORS, OptimSpec(betas=betas, weight_decay=0.3))
+        spec = OptimSpec(betas=betas, weight_decay=0.3)
+        self.optimizer = build_adamw(self.masters.parameters, TENSORS, spec, moments)
         self.updater: Update = (
             FusedUpdate(self.masters, self.optimizer, in_torch) if fused else PlainUpdate(self.masters, self.optimizer)
         )
@@ -102,15 +109,34 @@ def test_the_step_in_one_pass_is_torchs(
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_skipped_step_changes_nothing_and_is_not_counted(fused: bool) -> None:
-    job = Job(fused, torch.bfloat16)
+def test_moments_in_bf16_are_rounded_once_a_step(fused: bool) -> None:
+    job, by_hand = Job(fused, None, (0.9, 0.95), torch.bfloat16), Job(fused, None, (0.9, 0.95))
+    held = job.state()
+    assert {held[f"{name}.{moment}"].dtype for name in SHAPES for moment in MOMENTS} == {torch.bfloat16}
+    for number in range(len(RATES)):
+        job.step(number)
+        by_hand.step(number)
+        for state in by_hand.optimizer.state.values():
+            for moment in MOMENTS:
+                state[moment].copy_(state[moment].bfloat16())
+    assert_equal({name: value.float() for name, value in job.state().items()}, by_hand.state())
+    exact = Job(fused, None, (0.9, 0.95))
+    for number in range(len(RATES)):
+        exact.step(number)
+    assert not torch.equal(exact.state()["matrix"], job.state()["matrix"])
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("moments", [None, torch.bfloat16])
+def test_a_skipped_step_changes_nothing_and_is_not_counted(fused: bool, moments: torch.dtype | None) -> None:
+    job = Job(fused, torch.bfloat16, moments=moments)
     job.step(0)
     before = job.state()
     job.micro_batch(1, last=True, scale=float("nan"))
     assert job.updater.clip(1.0).isnan()
     job.updater.apply(1e-2, torch.tensor(1.0))
     assert all(torch.equal(value, before[name]) for name, value in job.state().items())
-    other = Job(fused, torch.bfloat16)
+    other = Job(fused, torch.bfloat16, moments=moments)
     other.step(0)
     job.step(2)
     other.step(2)

@@ -117,6 +117,13 @@ def test_bf16_masters_learn_alike_and_are_saved_as_they_are(world1: World) -> No
     assert sizes[0] < 0.7 * sizes[1]
 
 
+def test_moments_in_bf16_learn_alike_are_saved_as_they_are_and_resume_exactly(world1: World) -> None:
+    assert 0 < largest_difference(losses(world1.run("bf16-moments")), losses(world1.run("bf16"))) < 5e-2
+    sizes = [events(world1.run(name), "checkpoint_published")[-1]["bytes"] for name in ("bf16-moments", "bf16")]
+    assert sizes[0] < 0.75 * sizes[1]
+    assert exact_steps(world1.run("bf16-moments-broken")) == exact_steps(world1.run("bf16-moments"))
+
+
 def test_saving_does_not_change_training(world1: World) -> None:
     assert exact_steps(world1.run("synchronous")) == exact_steps(world1.run("base"))
 

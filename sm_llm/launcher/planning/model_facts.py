@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.memory_estimate import SIZES
+from sm_llm.contract.memory_estimate import SIZES, state_bytes
 from sm_llm.errors import Issue, SpecError, StorageError
 from sm_llm.launcher.planning.local_paths import local_folder, referenced_step
 from sm_llm.models.config import model_config
@@ -122,7 +122,9 @@ def model_facts(config: Mapping[str, Any], task: TrainTask) -> ModelFacts:
     kind = family(config)
     parameters = kind.parameter_count(config)
     master = task.precision.master
-    holds, bytes_each = f"{master} weights and two AdamW moments", 3 * SIZES[master]
+    holds, bytes_each = f"{master} weights and two AdamW moments", state_bytes(task.precision)
+    if task.precision.moments != "master":
+        holds += f" in {task.precision.moments}"
     if task.parallelism.memory().zero1:
         # The masters are the optimiser's: what computes is saved beside them.
         compute = "fp32" if task.precision.compute == "fp32" else "bf16"

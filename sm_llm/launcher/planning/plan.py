@@ -169,8 +169,10 @@ def _start(task: TrainTask) -> str:
 def _precision(task: TrainTask) -> str:
     precision = task.precision
     compute = "bf16 where the hardware has it, else fp32" if precision.compute == "auto" else precision.compute
+    moments = f", AdamW's moments in {precision.moments}" if precision.moments != "master" else ""
     compiled = ", compiled" if precision.compile is True else ""
-    return f"computes in {compute}; parameters in {precision.master}, gradients summed in {precision.reduce}{compiled}"
+    states = f"parameters in {precision.master}{moments}, gradients summed in {precision.reduce}"
+    return f"computes in {compute}; {states}{compiled}"
 
 
 class Target(Protocol):

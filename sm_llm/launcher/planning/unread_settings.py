@@ -52,6 +52,10 @@ OF_TRAININGS: dict[str, tuple[_Reads, str]] = {
         "the training ends before the first trace",
     ),
     "logging.profile.all_processes": (lambda _, draft: draft.job.compute.world_size > 1, "there is one process"),
+    "precision.moments": (
+        lambda task, _: task.precision.master != task.precision.moments,
+        "they have the format of task.precision.master anyway",
+    ),
     "precision.reduce": (lambda _, draft: draft.job.compute.world_size > 1, "one process sums nothing over others"),
     "data.shuffle_buffer": (lambda task, _: task.data.shuffle, "task.data.shuffle is false"),
     "data.validation_rows": (

@@ -113,6 +113,8 @@ class TrainingFacts:
     """``precision.master``."""
     reduce: str = "fp32"
     """``precision.reduce``."""
+    moments: str = "master"
+    """``precision.moments``."""
     may_compile: bool = False
     """It is left to the planner."""
 
@@ -129,6 +131,8 @@ class Capabilities:
     """Values of ``activation_checkpointing`` with which layers compile whose matrices are split."""
     computes_fp8: bool = False
     """``precision.compute: fp8``."""
+    rounds_moments: bool = False
+    """``precision.moments: bf16``."""
     plans_memory: bool = False
     """Settings that are ``auto`` are chosen by the memory that they take; else they are the plainest."""
     compiles_ahead: bool = False
@@ -236,6 +240,14 @@ class StrategySpec(SpecModel):
                 f"strategy {self.strategy} computes in bf16 and fp32",
                 "fp8",
                 "Use bf16, or strategy fsdp",
+            )
+        if training.moments != "master" and not self.can.rounds_moments:
+            yield Issue(
+                "moments-unsupported",
+                "task.precision.moments",
+                f"strategy {self.strategy} keeps AdamW's moments in the format of its parameters",
+                training.moments,
+                "Leave it out, or use strategy fsdp",
             )
 
     def instance_issues(self, machine: Instance, where: str) -> Iterator[Issue]:

@@ -34,7 +34,11 @@ class FsdpSpec(StrategySpec):
     """PyTorch FSDP2, alone or multiplied with tensor and context parallelism."""
 
     can: ClassVar[Capabilities] = Capabilities(
-        computes_fp8=True, plans_memory=True, forks=True, compile_split=("none", "selective")
+        computes_fp8=True,
+        rounds_moments=True,
+        plans_memory=True,
+        forks=True,
+        compile_split=("none", "selective"),
     )
 
     strategy: Literal["fsdp"] = "fsdp"
@@ -94,6 +98,11 @@ class FsdpSpec(StrategySpec):
         yield from _budget_issues(self, compiles=training.compiles or training.may_compile)
         if self.exchange_gradients:
             yield from _exchange_issues(self, training)
+        if self.offload_optimizer and training.moments != "master":
+            # torch's AdamW for CPUs wants them in the format of the parameters.
+            problem = "with offload_optimizer the moments are in host memory, in the format of the parameters"
+            remedy = "Leave it out, or set task.parallelism.offload_optimizer to false"
+            yield Issue("moments-with-offloading", "task.precision.moments", problem, training.moments, remedy)
         if self.share_gradient_memory:
             yield from _shared_memory_issues(self, training)
         if training.compute == "fp8":

@@ -138,6 +138,12 @@ def check_precision(training: TrainingSubject) -> Iterator[Issue]:
             "bf16",
             "Use compute: bf16, or master: fp32",
         )
+    slowest = max(task.optim.betas)
+    # bf16 keeps 8 bits: a smaller change than this is rounded away, and a moment would never fall again.
+    if task.precision.moments == "bf16" and slowest > 1 - 2**-8:
+        problem = f"with a decay rate of {slowest:g} a step changes a moment by less than bf16 can hold (1 in 256)"
+        remedy = "Leave it out, or use task.optim.betas of at most 0.996"
+        yield Issue("moments-too-slow", "task.precision.moments", problem, "bf16", remedy)
 
 
 def check_profile(training: TrainingSubject) -> Iterator[Issue]:
@@ -162,6 +168,7 @@ def check_strategy(training: TrainingSubject) -> Iterator[Issue]:
             samples=task.logging.sample_prompt is not None,
             master=task.precision.master,
             reduce=task.precision.reduce,
+            moments=task.precision.moments,
         )
     )
 

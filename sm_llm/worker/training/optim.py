@@ -16,12 +16,16 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def build_adamw(
-    parameters: Mapping[str, torch.nn.Parameter], tensors: Mapping[str, Tensor], spec: OptimSpec
+    parameters: Mapping[str, torch.nn.Parameter],
+    tensors: Mapping[str, Tensor],
+    spec: OptimSpec,
+    moments: torch.dtype | None = None,
 ) -> torch.optim.AdamW:
     """Fused AdamW whose state exists from the start, so that a checkpoint can be loaded before the first step.
 
     ``parameters`` by Hugging Face name, ``tensors`` the family's view of the same names. Matrices are decayed, norms
-    and biases never, embeddings (and an untied output head) by choice. The rate is set before every step.
+    and biases never, embeddings (and an untied output head) by choice. The rate is set before every step. ``moments``
+    is their format, None that of the parameters.
     """
     decayed = [p for name, p in parameters.items() if is_decayed(tensors[name], spec)]
     others = [p for name, p in parameters.items() if not is_decayed(tensors[name], spec)]
@@ -40,7 +44,8 @@ def build_adamw(
     for parameter in parameters.values():
         # What AdamW makes in its first step; fused kernels want the count on the parameter's device.
         step = torch.zeros((), dtype=torch.float32, device=parameter.device)
-        optimizer.state[parameter] = {"step": step, **{name: torch.zeros_like(parameter) for name in MOMENTS}}
+        state = {name: torch.zeros_like(parameter, dtype=moments) for name in MOMENTS}
+        optimizer.state[parameter] = {"step": step, **state}
     return optimizer
 
 

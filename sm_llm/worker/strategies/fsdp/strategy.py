@@ -125,7 +125,13 @@ class FsdpStrategy:
         else:
             self._masters = MasterWeights(parameters, self._compute if self._meshes is None else None)
         self._parameters = self._masters.parameters
-        self.optimizer = build_adamw(self._parameters, kind.parameters(config), self._task.optim)
+        moments = self._task.precision.moments
+        self.optimizer = build_adamw(
+            self._parameters,
+            kind.parameters(config),
+            self._task.optim,
+            None if moments == "master" else DTYPES[moments],
+        )
         self._update = make_update(self._masters, self.optimizer)
         self._settle_scales()
 

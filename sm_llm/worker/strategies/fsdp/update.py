@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
@@ -12,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from sm_llm.worker.training.optim import MOMENTS, set_learning_rate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from sm_llm.worker.strategies.master import MasterWeights
 
@@ -67,10 +68,24 @@ class PlainUpdate:
         set_learning_rate(self._optimizer, learning_rate)
         # What gradient scalers give fused optimisers: their kernels return early where it is 1, and no step is counted.
         self._optimizer.found_inf = skip.to(self._parameters[0].device)  # type: ignore[attr-defined]
-        self._optimizer.step()
+        with self._moments_as_parameters():
+            self._optimizer.step()
         # Not the optimiser's own: FSDP would add the next gradients to those that its parameters keep.
         self._masters.drop_gradients()
         self._masters.refresh()
+
+    @contextmanager
+    def _moments_as_parameters(self) -> Iterator[None]:
+        """torch's AdamW takes moments of the parameters' format alone: others are widened for a step, and rounded."""
+        states = [self._optimizer.state[parameter] for parameter in self._parameters]
+        rounded = [{name: state[name] for name in MOMENTS} for state in states]
+        for parameter, state in zip(self._parameters, states, strict=True):
+            state.update({name: state[name].to(parameter.dtype) for name in MOMENTS})
+        yield
+        for state, before in zip(states, rounded, strict=True):
+            for name, kept in before.items():
+                if state[name] is not kept:
+                    state[name] = kept.copy_(state[name])
 
     @property
     def step_count(self) -> torch.Tensor:
