@@ -178,8 +178,9 @@ FAILS = """
         for n in range(100):
             (tmp_path / f"many/{n:03}").touch()
         with running_proxy("http://127.0.0.1:1", tmp_path / "requests.log") as proxy:
-            proxy.set(Rule("GET", "503", first=1))
-            for path in ("/first", "/second"):
+            for path in ("/before", "/first", "/second"):
+                if path == "/first":
+                    proxy.set(Rule("GET", "503", first=1))
                 connection = http.client.HTTPConnection(urlsplit(proxy.endpoint).netloc)
                 connection.request("GET", path)
                 try:
@@ -224,7 +225,9 @@ def test_failure_shows_files_logs_and_requests(suite: Path) -> None:
         assert f"node {node} line 099\n" in failed
         assert f"node {node} line 069\n" not in failed
     assert re.search(r"requests at http://127\.0\.0\.1:\d+, in front of http://127\.0\.0\.1:1 ", failed)
-    assert len(re.findall(r"\n    0 +GET /first\n    1  503 +GET /second\n", failed)) == 2, "here, and in the file"
+    assert len(re.findall(r"\n    0 +GET /before\n    0 +GET /first\n    1  503 +GET /second\n", failed)) == 2, (
+        "here, and in the file"
+    )
     assert "it broke off" in shown["test_set_up_fails"]
     assert not re.search("files of|end of|requests at", shown["test_reports_nothing_of_others"])
     assert "state.json" not in shown["test_set_up_fails"]
