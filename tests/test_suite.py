@@ -234,8 +234,13 @@ def test_failure_shows_files_logs_and_requests(suite: Path) -> None:
     assert_summary(output)
 
 
-def test_table_is_of_the_measured_durations() -> None:
+def test_table_is_of_the_measured_durations_of_tests_that_exist() -> None:
     assert durations.table(durations.read()) in (TESTS / "README.md").read_text()
+    for files in durations.read().values():
+        for name, measured in files.items():
+            test = measured.longest_test.partition("[")[0]
+            text = (TESTS.parent / name).read_text()
+            assert f"def {test}(" in text, f"{name} has no {test} any more: measure again, python -m tests.durations"
 
 
 @pytest.mark.parametrize("fault", mutations.FAULTS, ids=[fault.module for fault in mutations.FAULTS])

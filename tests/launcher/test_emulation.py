@@ -201,7 +201,11 @@ def test_the_cause_of_the_first_failing_rank_is_in_output_failure(s3_storage: st
     )  # fmt: skip
     job = {**spec(s3_storage, 2, 1), "task": {"kind": "script", "entry": "x.py", "source": str(source)}}
     run = api.launch(job, "backend.contract=sagemaker")
-    _until(lambda: run.state.is_final)
+    try:
+        _until(lambda: run.state.is_final)
+    finally:
+        if not run.state.is_final:
+            run.stop(now=True)
     assert run.state is RunState.FAILED
     assert (run.attempts[-1].rank, "ValueError: boom on one" in (run.attempts[-1].reason or "")) == (1, True)
     notes = [ContainerPaths(run.paths.node_dir(1, node)).failure.read_text() for node in range(2)]

@@ -48,11 +48,14 @@ def addresses_of(run: Run) -> set[str]:
     return found
 
 
-def watched(run: Run, fakes: Any) -> set[str]:
+def watched(run: Run, fakes: Any, seen_file: Path | None = None) -> set[str]:
+    """Where processes of the run listened until its end; ``seen_file`` appears when something was seen."""
     seen: set[str] = set()
 
     def ended() -> bool:
         seen.update(addresses_of(run))
+        if seen and seen_file:
+            seen_file.touch()
         return run.state.is_final
 
     fakes.wait_until(ended)
@@ -73,13 +76,14 @@ def test_9_a_script_job_of_two_processes_listens_on_loopback_only(fakes: Any, tm
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "main.py").write_text(
         "import os, time\nassert os.environ['GLOO_SOCKET_IFNAME'] == os.environ['NCCL_SOCKET_IFNAME']\n"
-        "open(os.environ['SM_LLM_OUTPUT'] + '/x', 'w').write('x')\ntime.sleep(2)\n"
+        "open(os.environ['SM_LLM_OUTPUT'] + '/x', 'w').write('x')\n"
+        f"while not os.path.exists({str(tmp_path / 'seen')!r}):\n    time.sleep(0.05)\n"
     )
     task = {"kind": "script", "entry": "main.py", "source": str(tmp_path / "src")}
     run = api.launch(
         {"name": "two", "task": task, "storage": str(fakes.storage), "compute": {"processes_per_instance": 2}}
     )
-    seen = watched(run, fakes)
+    seen = watched(run, fakes, tmp_path / "seen")
     assert seen
     assert not [it for it in seen if not ipaddress.ip_address(it).is_loopback], seen
 

@@ -41,6 +41,16 @@ ANSWERS: dict[str, int | bytes] = {
 }
 
 
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_that_is_none_is_one_error_of_a_question(kubernetes: KubernetesDouble, name: str) -> None:
+    """Each kind; the sweep below draws some of them for every request of a job's life."""
+    found = cluster(None)
+    kubernetes.faults = {len(kubernetes.requests) + it: ANSWERS[name] for it in range(99)}
+    with pytest.raises((Refused, QueryError), match="double") as refused:
+        found.job("PyTorchJob", "team", "x")
+    assert "\n" not in str(refused.value)
+
+
 def whole_life(folder: Path) -> None:
     """Launch, state, logs and stop of a job whose pods never begin."""
     run = sm_llm.launch(spec(folder))

@@ -42,7 +42,7 @@ def test_the_pipeline_is_the_golden_one(name: str) -> None:
     assert as_golden(name) == (GOLDEN / f"{name}.json").read_text()
 
 
-@pytest.mark.parametrize(("name", "nodes"), zip(RECIPES, (1, 16), strict=True), ids=RECIPES)
+@pytest.mark.parametrize(("name", "nodes"), list(zip(RECIPES, (1, 16), strict=True)), ids=RECIPES)
 def test_NX02_precompile_and_train_have_one_cache_and_as_many_nodes(name: str, nodes: int) -> None:
     found = steps(name)
     assert list(found) == STEPS

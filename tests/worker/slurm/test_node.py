@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ stop()
 def until(path: Path, process: subprocess.Popen[bytes]) -> None:
     while not path.exists():
         assert process.poll() is None
-    return
+        time.sleep(0.02)
 
 
 @pytest.mark.timeout(120)
