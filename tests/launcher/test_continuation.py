@@ -44,7 +44,7 @@ CONFIG = {
 }
 LINES = [{"input_ids": [(row * 7 + token) % 300 for token in range(16)]} for row in range(40)]
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 
 def spec(folder: Path, **task: Any) -> dict[str, Any]:
@@ -164,7 +164,6 @@ def test_A3_a_refused_resume_leaves_record_digest_and_job_file(folder: Path, ove
     assert state_of(run) == before
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -247,7 +246,6 @@ def test_12e_2_every_change_and_command_that_a_refusal_prints_is_accepted(
         assert_accepted(command, monkeypatch)
 
 
-@pytest.mark.integration
 def test_A1_fewer_steps_than_a_checkpoint_in_s3_has_done_are_refused_at_launch(
     folder: Path, bucket: str, s3_server: Any
 ) -> None:
@@ -261,7 +259,6 @@ def test_A1_fewer_steps_than_a_checkpoint_in_s3_has_done_are_refused_at_launch(
         api.launch(begins, new=True)
 
 
-@pytest.mark.integration
 def test_A1_fewer_steps_than_are_done_fail_in_the_worker_where_only_it_can_count_them(folder: Path) -> None:
     run = run_of(folder)
     again = run.resume("task.max_steps=null", "task.max_epochs=0.3", "task.optim.schedule_steps=40")
@@ -276,7 +273,6 @@ def test_A1_exactly_the_steps_that_are_done_publish_the_model_and_report_it(fold
     assert any("has done all steps that are asked for: nothing is trained" in line for line in again.logs())
 
 
-@pytest.mark.integration
 def test_F1_rows_of_another_folder_and_rows_edited_in_place_are_refused_and_renamed_ones_are_not(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,7 +334,6 @@ def test_12e_4_a_plan_and_a_dry_run_compare_the_start_with_the_model(
     assert "steps.two.task.start.checkpoint: steps.one.output is not there yet" in capsys.readouterr().err
 
 
-@pytest.mark.integration
 def test_F2_after_a_refused_resume_the_run_is_resumed_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(folder)
     with pytest.raises(PlanError):
@@ -389,7 +384,6 @@ def test_F3_fit_beside_an_unfinished_run_of_another_specification_is_refused(
     assert len(list((folder / "runs").iterdir())) == 1
 
 
-@pytest.mark.integration
 def test_F3_what_changes_nothing_in_the_result_continues_the_run_and_is_recorded(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,7 +399,6 @@ def test_F3_what_changes_nothing_in_the_result_continues_the_run_and_is_recorded
     assert [it.start.step for it in again.attempts if it.start] == [0, 6]
 
 
-@pytest.mark.integration
 def test_A2_the_closing_text_of_a_run_that_was_resumed_with_changes_is_true(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

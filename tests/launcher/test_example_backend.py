@@ -52,7 +52,7 @@ def test_it_is_started_once_and_found_by_every_address(found: dict[str, Any]) ->
 def test_it_is_followed_and_stopped(found: dict[str, Any]) -> None:
     assert found["status"]["state"] == "running"
     assert found["status"]["native_uri"].startswith("example:///")
-    assert found["logs"] == ["one", "two"]
+    assert found["logs"] == ["[node 0] one", "[node 0] two"], "a job of two nodes"
     assert found["unknown"] == ["unknown", "COMPLETING"]
     assert found["stop"][0] == 0, found["stop"]
     assert (found["stopped"], found["attempts"]) == ("stopped", ["stopped"])

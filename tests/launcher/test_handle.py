@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.run import Run
 
+pytestmark = pytest.mark.integration
+
 Fakes = Any
 SLEEP = "(scratch / 'up').touch(); time.sleep(300)"
 EVENTS = """

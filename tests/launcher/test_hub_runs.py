@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from sm_llm.launcher.run import Run
     from tests.fixtures.preloaded import Preloaded
 
+pytestmark = pytest.mark.integration
+
 Hub = Any
 TOKEN = "hf_" + "Planted7" * 4
 CONFIG = {
@@ -139,7 +141,6 @@ def test_a_plan_without_the_secret_warns_and_without_any_secret_fails(hub: Hub, 
         plan({**train(planted), "secrets": {}})
 
 
-@pytest.mark.integration
 @pytest.mark.timeout(300)
 def test_a_workflow_fetches_a_gated_model_and_trains_on_from_it(hub: Hub, planted: Path, preloaded: Preloaded) -> None:
     """Train a model, put it on the hub, fetch it with the token, and train on."""

@@ -19,6 +19,8 @@ from sm_llm.spec.loading.load import load
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.integration
+
 Fakes = Any
 SHADOWS = ("yaml", "random", "select", "queue", "socket", "sitecustomize", "usercustomize")
 LEAVES_CWD = "pathlib.Path({!r}).write_text(os.readlink(f'/proc/{{os.getppid()}}/cwd')); put({!r})"
@@ -120,7 +122,6 @@ def test_6_of_a_run_in_S3_only_the_folder_that_this_machine_remembers_counts(
     assert Run(run.uri).launch_folder is None
 
 
-@pytest.mark.integration
 def test_a_workflow_finds_its_inputs_without_working_in_the_folder_it_was_launched_from(
     fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     Elsewhere = Callable[..., None]
 
+pytestmark = pytest.mark.integration
+
 Fakes = Any
 SLEEP = "(scratch / 'up').touch(); time.sleep(300)"
 EVENTS = """
@@ -120,7 +122,7 @@ def test_the_same_launch_continues_after_everything_was_killed(s3_fakes: Fakes, 
     attach(storage=s3_fakes.storage).wait()
 
 
-@pytest.mark.parametrize("there", [True, pytest.param(False, marks=pytest.mark.integration)])
+@pytest.mark.parametrize("there", [True, False])
 def test_E21_a_run_that_was_asked_to_stop_reports_it_everywhere(
     s3_fakes: Fakes, elsewhere: Elsewhere, there: bool
 ) -> None:
@@ -144,7 +146,6 @@ def test_E21_a_run_that_was_asked_to_stop_reports_it_everywhere(
         run.stop(now=True, wait=True)
 
 
-@pytest.mark.integration
 def test_a_run_continues_from_another_machine_only_when_the_first_is_silent(
     s3_fakes: Fakes, elsewhere: Elsewhere
 ) -> None:
@@ -231,7 +232,6 @@ def test_two_jobs_with_one_run_id_are_one_run(s3_fakes: Fakes, elsewhere: Elsewh
     first.stop(now=True, wait=True)
 
 
-@pytest.mark.integration
 def test_a_run_is_stopped_from_another_machine(s3_fakes: Fakes, elsewhere: Elsewhere) -> None:
     s3_fakes.use("put(2); " + SLEEP)
     run = s3_fakes.launch()
@@ -250,7 +250,6 @@ def test_a_run_is_stopped_from_another_machine(s3_fakes: Fakes, elsewhere: Elsew
     assert again.wait() is RunState.COMPLETED, "a new attempt is not stopped by an old request"
 
 
-@pytest.mark.integration
 def test_resume_at_a_step_branch_rerun_and_finish(s3_fakes: Fakes) -> None:
     s3_fakes.use("put(2); put(4); put(8); raise ValueError('after the last step')")
     run = s3_fakes.launch()
@@ -269,7 +268,6 @@ def test_resume_at_a_step_branch_rerun_and_finish(s3_fakes: Fakes) -> None:
     assert run.rerun().wait() is RunState.COMPLETED
 
 
-@pytest.mark.integration
 def test_what_cannot_be_started_leaves_the_attempt_to_the_next_launch(s3_fakes: Fakes) -> None:
     s3_fakes.use("put(None)")
     with s3_fakes.monkeypatch.context() as broken:
@@ -281,7 +279,6 @@ def test_what_cannot_be_started_leaves_the_attempt_to_the_next_launch(s3_fakes: 
     assert run.wait() is RunState.COMPLETED
 
 
-@pytest.mark.integration
 def test_a_workflow_in_S3_feeds_its_steps_by_address(s3_fakes: Fakes, elsewhere: Elsewhere) -> None:
     """In this process: a supervisor of its own would start real workers, as the integration test does."""
     s3_fakes.monkeypatch.setattr(processes, "kill_descendants", lambda: 0)
@@ -312,7 +309,6 @@ def test_a_workflow_in_S3_feeds_its_steps_by_address(s3_fakes: Fakes, elsewhere:
     assert Run(f"{run_store.uri}/steps/two").id == "flow-1-two"
 
 
-@pytest.mark.integration
 def test_following_from_another_machine_ends_with_the_run(s3_fakes: Fakes, elsewhere: Elsewhere) -> None:
     s3_fakes.use("for i in range(4):\n print('line', i, flush=True); time.sleep(0.3)\nput(None)")
     run = s3_fakes.launch()
@@ -454,7 +450,6 @@ def test_beats_report_age_by_the_stores_clock_and_who_was_superseded(s3_fakes: F
     assert json.loads(body)["attempt"] == 2
 
 
-@pytest.mark.integration
 def test_a_claim_without_a_process_is_not_a_running_run(s3_fakes: Fakes) -> None:
     s3_fakes.use("put(2); raise ValueError('x')")
     run = s3_fakes.launch()

@@ -29,6 +29,8 @@ from sm_llm.runs.run_states import RunState
 if TYPE_CHECKING:
     from sm_llm.launcher.run import Run
 
+pytestmark = pytest.mark.integration
+
 Fakes = Any
 SLEEP = "(scratch / 'up').touch(); time.sleep(300)"
 

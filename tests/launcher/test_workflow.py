@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from sm_llm.runs.run_record import RunRecord
 
+pytestmark = pytest.mark.integration
+
 Fakes = Any
 
 PREPARE = """

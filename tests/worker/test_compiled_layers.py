@@ -20,6 +20,8 @@ from sm_llm.worker.training.compile_report import warning
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.integration
+
 Results = dict[str, dict[str, dict[str, Any]]]
 
 
@@ -38,7 +40,6 @@ def split_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return launch(tmp_path_factory.mktemp("split"), 2, {}, script="compiled_layers.py", environ=environ).results
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("way", WAYS)
 def test_every_layer_is_one_compiled_graph(results: Results, way: str) -> None:
     report = LayersCompiled(**results[way]["compiled"]["report"])
@@ -48,7 +49,6 @@ def test_every_layer_is_one_compiled_graph(results: Results, way: str) -> None:
     assert results[way]["eager"]["report"] is None
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("way", WAYS)
 def test_compiling_changes_no_number_and_no_name(results: Results, way: str) -> None:
     eager, found = (results[way][it] for it in ("eager", "compiled"))

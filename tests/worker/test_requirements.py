@@ -17,6 +17,8 @@ from tests.worker.test_script import Job
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.integration
+
 PROGRAM = """
 import json, os, tinystock
 with open(os.path.join(os.environ["SM_LLM_OUTPUT"], "argv.json"), "w") as stream:

@@ -28,6 +28,8 @@ from sm_llm.worker.transfer.transfer_agent import TransferAgent
 if TYPE_CHECKING:
     from sm_llm.contract.job_file import JobFile
 
+pytestmark = pytest.mark.integration
+
 DUMP = """
 import json, os, sys
 with open(os.path.join(os.environ["SM_LLM_OUTPUT"], "argv.json"), "w") as stream:
@@ -330,7 +332,6 @@ def test_C10_what_a_failed_program_wrote_just_before_its_end_is_named(tmp_path: 
     assert "step-5 is not published, changed within 30 s of the end of a program that failed or was stopped" in text
 
 
-@pytest.mark.integration
 def test_checkpoints_go_to_S3_by_the_nodes_agent_like_the_result(
     tmp_path: Path, bucket: str, s3_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,8 @@ from sm_llm.worker.transfer.transfer_agent import TransferAgent
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.integration
+
 MIB = 1 << 20
 
 

@@ -424,7 +424,7 @@ def test_the_lines_of_one_rank_are_those_of_its_host_that_begin_with_it(
 def test_OB07_the_end_of_a_long_log_is_enough(start: Callable[..., Run], sagemaker_double: SageMakerDouble) -> None:
     run = start()
     sagemaker_double.log(f"{job_of(run)}/algo-1-1", *map(str, range(60)))
-    assert list(run.logs(tail=2)) == ["58", "59"]
+    assert list(run.logs(tail=2)) == ["[node 0] 58", "[node 0] 59"]
 
 
 def test_OB06_expired_credentials_leave_the_job_alone(

@@ -77,5 +77,5 @@ def test_f11_nothing_is_reported_where_there_are_lines(
 ) -> None:
     sagemaker_double.log(f"{name_of(run)}/algo-1-1", "hello")
     capsys.readouterr()
-    assert list(run.logs()) == ["hello"]
+    assert list(run.logs()) == ["[node 0] hello"]
     assert capsys.readouterr().err == ""

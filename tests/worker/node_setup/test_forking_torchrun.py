@@ -15,6 +15,8 @@ from worker_jobs import job_environment, job_file, train_task
 from sm_llm.worker.node_setup import forking_torchrun
 from sm_llm.worker.node_setup.forking_torchrun import can_fork
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parents[3]
 ENTRY = """
 import os, sys
