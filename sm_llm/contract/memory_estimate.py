@@ -215,7 +215,7 @@ class _Step:
         return cls(
             parts, compute, SIZES[precision.reduce], lasting, gradients, not alone, kept_gathered,
             tokens * kept, tokens * whole, transposed, again > 0, family(config).vocab_size(config) / arranged.tensor,
-            0.0 if alone else _apart(parts, arranged, compute, master, terms),
+            0.0 if alone else _apart(parts, compute, 0.0 if earlier else shard * master, terms),
         )  # fmt: skip
 
     def gathered(self, elements: float) -> float:
@@ -237,9 +237,11 @@ def _recomputed_layers(config: Config, terms: MemoryTerms) -> int:
     return -(-layers // terms.recomputed_every) if terms.recomputes == "every_nth" else layers
 
 
-def _apart(parts: _Parameters, arranged: Layout, compute: int, master: int, terms: MemoryTerms) -> float:
-    """Buffers of gathers in flight, and of the gradients what finds no free memory of the step that is large enough."""
-    gradients = master * parts.all / arranged.shard
+def _apart(parts: _Parameters, compute: int, gradients: float, terms: MemoryTerms) -> float:
+    """Buffers of gathers in flight, and of the gradients what finds no free memory of the step that is large enough.
+
+    Those that earlier micro-batches have left are no free memory, and are counted as what they are.
+    """
     return compute * (parts.head + parts.layer) + (_UNSHARED if terms.shares_gradients else 1.0) * gradients
 
 
@@ -337,7 +339,9 @@ def activation_bytes(
     if precision.compile is True:
         # What norms and the activation give is computed again from what they take, where products are in fp8.
         again = widths.cheap if precision.compute == "fp8" else 0
-        whole = float(compute * (widths.compiled - again))
+        outside = widths.inputs + widths.around / around
+        inside = widths.compiled - again - widths.inputs - widths.around
+        whole = compute * (outside + inside / arranged.tensor)
     else:
         outside = (_FP32 * widths.in_fp32 + compute * widths.around) / around
         whole = outside + compute * (widths.inputs + widths.inside / arranged.tensor)

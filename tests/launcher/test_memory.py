@@ -40,6 +40,8 @@ SELECTIVE = {"activation_checkpointing": "selective"}
 BUDGET = {"activation_checkpointing": "budget"}
 KEPT = {"reshard_after_forward": False}
 COMPILED = {"compute": "bf16", "compile": True}
+BF16_MOMENTS = {**COMPILED, "moments": "bf16"}
+SPLIT = {"tensor_parallel_degree": 2}
 FP8 = {"compute": "fp8", "compile": True}
 
 
@@ -77,6 +79,8 @@ def test_llama_2_7b_on_eight_gpus_by_hand() -> None:
         ("llama-3.1-8b", 2, 8192, 2, {"parallelism": BUDGET}, 98.5),
         ("llama-3.1-8b", 2, 8192, 2, {"parallelism": {**KEPT, **BUDGET}}, 112.2),
         ("llama-3.1-8b", 2, 8192, 2, {"parallelism": KEPT, "precision": FP8}, 111.1),
+        ("llama-3.1-8b", 2, 8192, 2, {"parallelism": {**KEPT, **BUDGET}, "precision": BF16_MOMENTS}, 97.3),
+        ("llama-3.1-8b", 2, 8192, 1, {"parallelism": SPLIT, "global_batch_size": 2}, 81.1),
     ],
 )
 def test_it_is_what_trainings_have_allocated(
@@ -114,6 +118,8 @@ def test_layers_that_keep_their_weights_in_fp8_are_counted() -> None:
         (2, BUDGET, COMPILED, 118.9),
         (2, {**KEPT, **BUDGET}, COMPILED, 132.7),
         (2, KEPT, FP8, 130.7),
+        (2, {**KEPT, **BUDGET}, BF16_MOMENTS, 117.0),
+        (1, SPLIT, COMPILED, 86.2),
     ],
 )
 def test_it_is_what_the_card_has_shown(
@@ -121,6 +127,7 @@ def test_it_is_what_the_card_has_shown(
 ) -> None:
     """Llama 3.1 8B on two H200s, 8,192 tokens a sequence, compiled (docs/benchmarks.md)."""
     options = {"micro_batch_size": micro_batch_size, "parallelism": parallelism, "precision": precision}
+    options["global_batch_size"] = 2 * micro_batch_size
     found = estimate("llama-3.1-8b", 2, 8192, "ml.p5e.48xlarge", **options)
     assert -0.02 < found.by_card / GIB / by_card_gib - 1 < 0.03
 
