@@ -22,7 +22,7 @@ Turns = dict[str, dict[str, list[dict[str, Any]]]]
 
 HEAD = (
     "| setting | subject | turns | tokens/s per GPU | MFU | step ms (smallest to largest) | allocated (predicted) "
-    "| reserved | card (predicted) | first step s, new / later | compiled layers | attention | losses |"
+    "| reserved | card (predicted) | first step s, new / later | compiled layers | attention | collectives | losses |"
 )
 AUTO = "auto"
 _NEAR, _BELOW = 0.08, 0.05
@@ -62,7 +62,7 @@ def row(name: str, subject: str, turns: Sequence[dict[str, Any]]) -> str:
         f"| {name} | {subject} | {len(turns)} | {rate}{spread} | {mfu} "
         f"| {median(lambda it: it['steps'][1]) * 1e3:.1f} ({low * 1e3:.1f} to {high * 1e3:.1f}) | {sizes} "
         f"| {' / '.join(f'{it:.1f}' for it in [starts[0], *later])} | {_compiled(turns[0])} "
-        f"| {turns[0].get('attention') or ''} | {losses} |"
+        f"| {turns[0].get('attention') or ''} | {turns[0].get('collectives') or ''} | {losses} |"
     )
 
 

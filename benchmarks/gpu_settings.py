@@ -58,7 +58,7 @@ KEPT = {"reshard_after_forward": False}
 BUDGET = {"activation_checkpointing": "budget"}
 FULL = {"activation_checkpointing": "full"}
 SELECTIVE = {"activation_checkpointing": "selective"}
-EXCHANGED = {"exchange_gradients": True}
+NCCL = {"copy_engine_collectives": False}
 SETTINGS = {
     "tiny": Setting("tiny", 128, 2, compile=False, compute="fp32"),
     "1b": Setting("llama-3.2-1b", 4096, 4, config=UNTIED),
@@ -93,10 +93,15 @@ SETTINGS = {
     "8b-kept-fp8-2": Setting("llama-3.1-8b", 8192, 2, 2, parallelism=KEPT, compute="fp8"),
     "8b-fp8-2": Setting("llama-3.1-8b", 8192, 2, 2, compute="fp8"),
     "8b-kept-reduce-bf16": Setting("llama-3.1-8b", 8192, 1, 2, parallelism=KEPT, reduce="bf16"),
-    "8b-exchanged": Setting("llama-3.1-8b", 8192, 2, 2, {}, "auto", {**AUTO, **EXCHANGED}, micro_batch_size="auto"),
-    "8b-exchanged-fp8": Setting("llama-3.1-8b", 8192, 2, 2, {}, "auto", {**AUTO, **EXCHANGED}, "fp8", "auto"),
-    "8b-exchanged-selective": Setting("llama-3.1-8b", 8192, 1, 2, parallelism={**SELECTIVE, **EXCHANGED}),
+    "8b-nccl": Setting("llama-3.1-8b", 8192, 2, 2, {}, "auto", {**AUTO, **NCCL}, micro_batch_size="auto"),
+    "8b-nccl-fp8": Setting("llama-3.1-8b", 8192, 2, 2, {}, "auto", {**AUTO, **NCCL}, "fp8", "auto"),
+    "8b-nccl-selective": Setting("llama-3.1-8b", 8192, 1, 2, parallelism={**SELECTIVE, **NCCL}),
     "8b-moments-bf16": Setting("llama-3.1-8b", 8192, 2, 2, {}, "auto", AUTO, micro_batch_size="auto", moments="bf16"),
+    "8b-tp": Setting("llama-3.1-8b", 8192, 1, 2, parallelism={"tensor_parallel_degree": 2}),
+    "8b-tp-eager": Setting("llama-3.1-8b", 8192, 1, 2, parallelism={"tensor_parallel_degree": 2}, compile=False),
+    "8b-async-tp": Setting(
+        "llama-3.1-8b", 8192, 1, 2, parallelism={"tensor_parallel_degree": 2, "async_tensor_parallel": True}
+    ),
     "8b-full-4": Setting("llama-3.1-8b", 8192, 4, 2, parallelism=FULL),
     "8b-accumulated": Setting("llama-3.1-8b", 8192, 2, 2, micro_batch_size=1),
     "8b-budget": Setting("llama-3.1-8b", 8192, 1, 2, parallelism=BUDGET),
@@ -138,14 +143,15 @@ SUITES = {
         ),
         3,
     ),
-    "exchange": Suite(
-        "the automatic settings of 8B with gradients sent in bf16 and added up in fp32, beside the same without",
+    "copies": Suite(
+        "8B with copy engines and with NCCL",
         2,
         (
-            *(("8b-exchanged", OURS), ("8b-auto-2", OURS), ("8b-exchanged-selective", OURS), ("8b-selective", OURS)),
-            ("8b-exchanged-fp8", OURS),
+            *(("8b-selective", OURS), ("8b-nccl-selective", OURS), ("8b-auto-2", OURS), ("8b-nccl", OURS)),
+            *(("8b-auto-fp8-2", OURS), ("8b-nccl-fp8", OURS)),
         ),
     ),
+    "tensor": Suite("8B with split matrices", 2, (("8b-async-tp", OURS), ("8b-tp", OURS), ("8b-tp-eager", OURS))),
     "families": Suite(
         "Mistral 7B and Qwen3 8B on two GPUs", 2, (("qwen3-8b", OURS), ("mistral-7b", OURS), ("8b-kept-2-budget", OURS))
     ),

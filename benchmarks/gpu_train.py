@@ -83,12 +83,13 @@ class Ours:
         return {"allocated": found.total / 2**30, "by_card": found.by_card / 2**30}
 
     def started(self) -> dict[str, Any]:
-        """After the first step: its phases, what was compiled and what computes attention; of rank 0."""
+        """After the first step, of rank 0: its phases, what was compiled, and what attention and collectives use."""
         found = {it["kind"]: it for it in read_events(self._loop.training.context.run.events)}
         return {
             "phases": found.get("start_measured", {}).get("phases"),
             "layers_compiled": found.get("layers_compiled"),
             "attention": found.get("attention_chosen", {}).get("attention"),
+            "collectives": found.get("collectives_chosen", {}).get("collectives"),
         }
 
     def overhead(self, blocks: int) -> list[float]:

@@ -146,14 +146,20 @@ CASES: list[Case] = [
         ),
     ),
     (
-        "exchange-without-effect",
+        "copies-without-effect",
         TRAIN,
-        ("task.parallelism.exchange_gradients=true", "task.parallelism.sharding=none"),
+        ("task.parallelism.copy_engine_collectives=true", "task.parallelism.sharding=none"),
     ),
+    ("overlap-without-effect", TRAIN, ("task.parallelism.async_tensor_parallel=true",)),
     (
         "gradient-memory-without-effect",
         TRAIN,
         ("task.parallelism.share_gradient_memory=true", "task.parallelism.sharding=none"),
+    ),
+    (
+        "copies-across-nodes",
+        ON_SAGEMAKER,
+        ("task.parallelism.copy_engine_collectives=true", "compute.instance_count=2"),
     ),
     (
         "shard-degree-not-dividing-processes",

@@ -31,6 +31,8 @@ _BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
 _FIRST_BF16_CAPABILITY = (8, 0)
 # NVIDIA's Ada, the first with fp8 tensor cores.
 _FIRST_FP8_CAPABILITY = (8, 9)
+# Hopper; docs/benchmarks.md.
+_MEASURED_COPIES_CAPABILITY = (9, 0)
 _ALLOCATOR_VARIABLES = frozenset({"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"})
 _PINNING = "pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -59,6 +61,12 @@ class Device(Protocol):
 
     def computes_fp8(self) -> bool:
         """Whether the hardware multiplies matrices in fp8."""
+
+    def copy_obstacle(self, devices: int, *, is_asked_for: bool) -> str:
+        """Why the device should not copy from the memory of the other ``devices`` of its node; "" if it should.
+
+        Without ``is_asked_for`` only kinds of devices should for which copies were measured to win time.
+        """
 
     def send(self, values: np.ndarray) -> torch.Tensor:
         """An array of the host on the device."""
@@ -138,6 +146,9 @@ class CpuDevice(HostGenerator):
     def computes_fp8(self) -> bool:
         return False
 
+    def copy_obstacle(self, devices: int, *, is_asked_for: bool) -> str:
+        return "there is no GPU"
+
     def send(self, values: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(values)
 
@@ -192,6 +203,17 @@ class CudaDevice:
 
     def computes_fp8(self) -> bool:
         return torch.cuda.get_device_capability(self.torch_device) >= _FIRST_FP8_CAPABILITY
+
+    def copy_obstacle(self, devices: int, *, is_asked_for: bool) -> str:
+        if not is_asked_for and torch.cuda.get_device_capability(self.torch_device) < _MEASURED_COPIES_CAPABILITY:
+            return f"not measured on {self.name}"
+        if torch.cuda.device_count() < devices:
+            return "not every process sees all GPUs of the node"
+        own = self.torch_device.index
+        for other in range(devices):
+            if other != own and not torch.cuda.can_device_access_peer(self.torch_device, other):
+                return f"GPU {own} cannot read the memory of GPU {other}"
+        return ""
 
     def send(self, values: np.ndarray) -> torch.Tensor:
         # From memory that is not pinned, the host waits until the driver has copied it to its own buffer.

@@ -98,14 +98,17 @@ CASES = {
     ),
     "parallelism.offload_optimizer": (["parallelism.offload_optimizer=true", CPU], [f"{CPU}0"]),
     "parallelism.offload_activations": (["parallelism.offload_activations=true", CPU], [f"{CPU}0"]),
-    "parallelism.exchange_gradients": (
+    "parallelism.async_tensor_parallel": (
         [
-            "parallelism.exchange_gradients=true",
-            "precision.compute=bf16",
-            "parallelism.tensor_parallel_degree=2",
+            "parallelism={async_tensor_parallel: true, tensor_parallel_degree: 2}",
             "compute.processes_per_instance=2",
+            CPU,
         ],
-        ["parallelism.tensor_parallel_degree=1"],
+        [f"{CPU}0,1"],
+    ),
+    "parallelism.copy_engine_collectives": (
+        ["parallelism.copy_engine_collectives=false", "compute.processes_per_instance=2", CPU],
+        [f"{CPU}0,1"],
     ),
     "parallelism.share_gradient_memory": (["parallelism.share_gradient_memory=true", CPU], [f"{CPU}0"]),
     "parallelism.sequence_parallel": (

@@ -63,14 +63,13 @@ def test_gradients_that_are_dropped_at_once_share_no_memory(option: str, named: 
     ("option", "named"),
     [
         ("task.parallelism.sharding=none", "sharding: none"),
-        ("task.precision.compute=fp32", "precision.compute: fp32"),
-        ("task.precision.reduce=bf16", "precision.reduce: bf16"),
+        ("task.parallelism.offload_optimizer=true", "offload_optimizer"),
     ],
 )
-def test_gradients_that_need_no_exchange_are_named(option: str, named: str) -> None:
-    exchanges = ("task.parallelism.exchange_gradients=true", "task.precision.compute=bf16")
-    assert train(*exchanges) == []
-    (reported,) = train(*exchanges, option)
+def test_copy_engines_without_anything_to_copy_are_named(option: str, named: str) -> None:
+    copies = "task.parallelism.copy_engine_collectives=true"
+    assert train(copies) == []
+    (reported,) = train(copies, option)
     assert f"has no effect with {named}" in reported
 
 

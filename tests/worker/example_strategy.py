@@ -92,6 +92,9 @@ class ExampleStrategy:
     def attention(self) -> None:
         return None
 
+    def collectives(self) -> None:
+        return None
+
     def compilation(self) -> None:
         return None
 

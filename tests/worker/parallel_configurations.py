@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from peer_memory import PeerMemory
 from worker_jobs import train_task
+
+from sm_llm.worker.strategies.fsdp import peer_copies
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LEAN = {"max_steps": 6, "checkpoint": {"every_steps": 6}, "validation": {"every_steps": 6}}
 """These jobs are about their steps."""
@@ -44,6 +52,7 @@ DEGREES: dict[int, dict[str, dict[str, Any]]] = {
         },
         "selective": {"activation_checkpointing": "selective"},
         "every-nth": {"activation_checkpointing": "every_nth"},
+        "resharded-by-2": {"reshard_after_forward": 2},
     },
 }
 
@@ -83,6 +92,8 @@ ROUNDED: dict[str, Any] = {**LEAN, "precision": {"compute": "bf16"}}
 PADDED_2 = ("cp2", "tp2")
 PADDED_4 = ("hybrid", "tp2-fsdp2", "cp2-fsdp2")
 """Of ``DEGREES``, those whose processes share rows, and on four those in which several have rows of their own."""
+COPIED_4 = ("hybrid", "tp2-fsdp2", "cp2-fsdp2", "resharded-by-2")
+"""Of ``DEGREES``, those that copy engines serve as well."""
 SPLIT_4: dict[str, dict[str, Any]] = {
     "mistral": {"tensor_parallel_degree": 2, "context_parallel_degree": 2},
     "qwen3": {"context_parallel_degree": 4},
@@ -104,20 +115,27 @@ def family_task(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
     )
 
 
-def rounded(harness: Any) -> None:
-    """bf16, with gradients converted to fp32 before they travel, and after."""
-    formats: set[str] = set()
-    exchange = dist.all_to_all_single
+@contextmanager
+def copied(harness: Any) -> Iterator[None]:
+    """Jobs inside move parameters and gradients as on GPUs that read one another's memory, here by mapped files."""
+    memory = harness.folder / "peer-memory"
+    memory.mkdir(exist_ok=True)
+    dist.barrier()
+    with patch.object(peer_copies, "symmetric", PeerMemory(memory)), patch.object(peer_copies, "_obstacle", _none):
+        yield
 
-    def noting(received: torch.Tensor, given: torch.Tensor, **options: Any) -> Any:
-        formats.add(str(given.dtype))
-        return exchange(received, given, **options)
 
-    harness.run("rounded", train_task(**ROUNDED))
-    dist.all_to_all_single = noting
-    harness.run("exchanged", train_task(**ROUNDED, parallelism={"exchange_gradients": True}))
-    dist.all_to_all_single = exchange
-    harness.results["exchanged_formats"] = sorted(formats)
+def _none(*_: Any) -> str:
+    return ""
+
+
+def rounded(harness: Any, *others: str) -> None:
+    """bf16, with gradients converted to fp32 before they travel, and after; ``others`` are of ``DEGREES``."""
+    tasks = {"kept": {"reshard_after_forward": False}, **{name: DEGREES[harness.world][name] for name in others}}
+    for name, degrees in tasks.items():
+        harness.run(f"rounded-{name}", train_task(**ROUNDED, parallelism=degrees))
+        with copied(harness):
+            harness.run(f"copied-{name}", train_task(**ROUNDED, parallelism=degrees))
 
 
 def padded(harness: Any, name: str, degrees: dict[str, Any]) -> None:
@@ -183,10 +201,7 @@ def four(harness: Any) -> None:
         padded(harness, name, DEGREES[4][name])
     resharded(harness, {"tensor_parallel_degree": 2})
     empty_shards(harness)
-    rounded(harness)
-    harness.run(
-        "exchanged-hybrid", train_task(**ROUNDED, parallelism={**DEGREES[4]["hybrid"], "exchange_gradients": True})
-    )
+    rounded(harness, *COPIED_4)
     harness.run("family-mixtral", family_task(harness.folder, "mixtral"))
     for name, degrees in SPLIT_4.items():
         harness.run(f"split-{name}", family_task(harness.folder, name, parallelism=degrees))

@@ -1,10 +1,17 @@
-"""Memory of the CPU that one step frees and the next one needs."""
+"""Memory of the CPU that one step frees and the next one needs; GPUs that read one another's memory."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from sm_llm.worker.device import CpuDevice, CudaDevice
 
 PROGRAM = """
 import sys, torch
@@ -30,3 +37,46 @@ def pages_given_back(how: str) -> int:
 
 def test_a_step_takes_over_the_memory_of_the_step_before() -> None:
     assert pages_given_back("kept") < 100 < 4000 < pages_given_back("not kept")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> dict[str, Mock]:
+    """Two GPUs that read one another's memory."""
+    facts = {
+        "get_device_capability": Mock(return_value=(9, 0)),
+        "device_count": Mock(return_value=2),
+        "can_device_access_peer": Mock(return_value=True),
+    }
+    for name, fact in facts.items():
+        monkeypatch.setattr(torch.cuda, name, fact)
+    return facts
+
+
+def first_gpu() -> CudaDevice:
+    device = object.__new__(CudaDevice)
+    device.torch_device, device.name = torch.device("cuda", 0), "NVIDIA A10G"
+    return device
+
+
+def test_a_gpu_that_reads_all_others_of_its_node_may_copy_from_them(cuda: dict[str, Mock]) -> None:
+    assert first_gpu().copy_obstacle(2, is_asked_for=False) == ""
+    cuda["can_device_access_peer"].assert_called_once_with(torch.device("cuda", 0), 1)
+
+
+@pytest.mark.parametrize(
+    ("fact", "value", "named"),
+    [
+        ("get_device_capability", (8, 6), "not measured on NVIDIA A10G"),
+        ("device_count", 1, "not every process sees all GPUs of the node"),
+        ("can_device_access_peer", False, "GPU 0 cannot read the memory of GPU 1"),
+    ],
+)
+def test_what_keeps_gpus_from_copying_is_named(cuda: dict[str, Mock], fact: str, value: Any, named: str) -> None:
+    cuda[fact].return_value = value
+    assert first_gpu().copy_obstacle(2, is_asked_for=False) == named
+    # Who asks for copies gets them on every GPU that can.
+    assert first_gpu().copy_obstacle(2, is_asked_for=True) == ("" if fact == "get_device_capability" else named)
+
+
+def test_a_cpu_has_no_copy_engine() -> None:
+    assert CpuDevice().copy_obstacle(1, is_asked_for=True) == "there is no GPU"

@@ -7,9 +7,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 from conftest import launch
-from parallel_configurations import DEGREES, FAMILIES, LEAN, PADDED_2, PADDED_4, SPLIT, SPLIT_4, family_task
+from parallel_configurations import (
+    COPIED_4,
+    DEGREES,
+    FAMILIES,
+    LEAN,
+    PADDED_2,
+    PADDED_4,
+    SPLIT,
+    SPLIT_4,
+    family_task,
+)
 from plain_loop import plain_losses
 from worker_jobs import events, exact_steps, losses, result_folder, train_task
+
+from sm_llm.runs.events.events import COPY_ENGINES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -175,11 +187,19 @@ def test_families_on_four_processes(name: str, parallel4: World, parallel1: Worl
     assert largest_difference(losses(parallel4.run(f"split-{name}")), losses(parallel1.run(f"family-{name}"))) < 1e-4
 
 
-def test_gradients_that_travel_in_bf16_give_the_same_sums(parallel2: World, parallel4: World) -> None:
+@pytest.mark.parametrize("name", ["kept", *COPIED_4])
+def test_copies_between_gpus_give_the_sums_of_a_library(name: str, parallel2: World, parallel4: World) -> None:
     """Of two values a sum has one order; four are added up in another than that of gloo."""
-    for world in (parallel2, parallel4):
-        assert world.results["exchanged_formats"] == ["torch.bfloat16"]
     for found in (losses, norms):
-        assert found(parallel2.run("exchanged")) == found(parallel2.run("rounded"))
-        for name in ("exchanged", "exchanged-hybrid"):
-            assert largest_difference(found(parallel4.run(name)), found(parallel4.run("rounded"))) < 1e-5
+        copied, rounded = (found(parallel4.run(f"{kind}-{name}")) for kind in ("copied", "rounded"))
+        assert largest_difference(copied, rounded) < 1e-5
+        assert found(parallel2.run("copied-kept")) == found(parallel2.run("rounded-kept"))
+
+
+@pytest.mark.parametrize("name", ["kept", *COPIED_4])
+def test_a_run_reports_what_moved_its_parameters(name: str, parallel4: World) -> None:
+    (by_copies,) = events(parallel4.run(f"copied-{name}"), "collectives_chosen")
+    assert (by_copies["collectives"], by_copies["reason"]) == (COPY_ENGINES, "")
+    (by_library,) = events(parallel4.run(f"rounded-{name}"), "collectives_chosen")
+    assert (by_library["collectives"], by_library["reason"]) == ("gloo", "there is no GPU")
+    assert events(parallel4.run("copies"), "collectives_chosen")[0]["reason"] == "", "nothing is sharded"

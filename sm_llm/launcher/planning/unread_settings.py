@@ -93,9 +93,10 @@ OF_TRAININGS: dict[str, tuple[_Reads, str]] = {
     ),
     "parallelism.offload_optimizer": (lambda _, draft: not computes_on_cpu(draft.job), _ON_CPU),
     "parallelism.offload_activations": (lambda _, draft: not computes_on_cpu(draft.job), _ON_CPU),
-    "parallelism.exchange_gradients": (
-        lambda task, draft: _sends_bf16(task, draft),
-        "no gradients in bf16 are added up over shards",
+    "parallelism.async_tensor_parallel": (lambda _, draft: not computes_on_cpu(draft.job), _ON_CPU),
+    "parallelism.copy_engine_collectives": (
+        lambda task, draft: not computes_on_cpu(draft.job) and _shards(task, draft),
+        "no GPUs share the parameters",
     ),
     "parallelism.share_gradient_memory": (lambda _, draft: not computes_on_cpu(draft.job), _ON_CPU),
     "parallelism.sequence_parallel": (
@@ -220,10 +221,8 @@ def _has_copies(task: TrainTask, draft: Draft) -> bool:
     return layout is None or layout.replicate > 1
 
 
-def _sends_bf16(task: TrainTask, draft: Draft) -> bool:
-    """Whether gradients that are not in fp32 are added up over shards."""
-    if task.precision.compute == "auto" and computes_on_cpu(draft.job):
-        return False
+def _shards(task: TrainTask, draft: Draft) -> bool:
+    """Whether processes hold parts of the parameters."""
     layout = _layout(task, draft)
     return layout is None or layout.shard > 1
 

@@ -36,6 +36,11 @@ def _attention_chosen(event: Mapping[str, Any]) -> str:
     return f"attention: {event['attention']} in place of {event['expected']}: {'; '.join(event['reasons'])}"
 
 
+def _collectives_chosen(event: Mapping[str, Any]) -> str:
+    reason = f" (no copy engines: {event['reason']})" if event["reason"] else ""
+    return f"collectives: {event['collectives']}{reason}"
+
+
 def _start_measured(event: Mapping[str, Any]) -> str:
     # A tenth of a second is the least that is shown.
     phases = [f"{name} {seconds:.1f} s" for name, seconds in event["phases"].items() if seconds >= 0.05]
@@ -123,6 +128,7 @@ _WRITERS = {
     "attempt_started": _attempt_started,
     "start_chosen": _start_chosen,
     "attention_chosen": _attention_chosen,
+    "collectives_chosen": _collectives_chosen,
     "start_measured": _start_measured,
     "validation": _validation,
     "checkpoint_published": _checkpoint,

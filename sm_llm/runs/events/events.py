@@ -100,6 +100,21 @@ class AttentionChosen:
     kind: str = "attention_chosen"
 
 
+COPY_ENGINES = "copy engines"
+
+
+@dataclass(frozen=True)
+class CollectivesChosen:
+    """What gathers sharded parameters and adds up gradients: ``COPY_ENGINES``, or torch's name of a library.
+
+    ``reason``: why it is not the copy engines, where they were not forbidden; else "".
+    """
+
+    collectives: str
+    reason: str
+    kind: str = "collectives_chosen"
+
+
 @dataclass(frozen=True)
 class StartMeasured:
     """Seconds from the beginning of rank 0's process to the end of its first step, and those of each phase, in order.
@@ -283,6 +298,7 @@ Event = (
     | StateVerified
     | SettingsChosen
     | AttentionChosen
+    | CollectivesChosen
     | LayersCompiled
     | GraphsCompiled
     | StartMeasured

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from sm_llm.data.source import Batch
-    from sm_llm.runs.events.events import AttentionChosen, LayersCompiled
+    from sm_llm.runs.events.events import AttentionChosen, CollectivesChosen, LayersCompiled
     from sm_llm.spec.parallelism.base import Layout
     from sm_llm.worker.device import Device
     from sm_llm.worker.strategies.weights import WeightReader
@@ -77,6 +77,10 @@ class Strategy(Protocol):
 
     def attention(self) -> AttentionChosen | None:
         """The kernel that computes attention, since ``build``; None where a library of the engine chooses it."""
+
+    def collectives(self) -> CollectivesChosen | None:
+        """What gathers parameters and adds up gradients, since ``build``; None where nothing is sharded, or a library
+        of the engine chooses it."""
 
     def compilation(self) -> LayersCompiled | None:
         """What torch.compile made of the layers, up to now; None where none is compiled. Ends the counting."""

@@ -305,6 +305,7 @@ class Trainer:
         self.strategy.build(self.setup.config, weights)
         self.strategy.train_mode(True)
         start_report.report_attention(self.context, self.strategy.attention())
+        start_report.report_collectives(self.context, self.strategy.collectives())
         # The sizes of shards are known only now; training has cost nothing yet.
         state = self.strategy.state_dict()
         own = own_bytes(state) if self.library is None else self.library.checkpoint_bytes()

@@ -1,4 +1,4 @@
-"""What is reported of a start: the kernel of attention, how long the phases took, what was compiled.
+"""What is reported of a start: the kernel of attention, the collectives, how long the phases took, what was compiled.
 
 Apart from ``strategies``, since every image imports it.
 """
@@ -13,7 +13,7 @@ from sm_llm.runs.events.events import StartMeasured
 from sm_llm.worker.training import compile_report
 
 if TYPE_CHECKING:
-    from sm_llm.runs.events.events import AttentionChosen, LayersCompiled
+    from sm_llm.runs.events.events import AttentionChosen, CollectivesChosen, LayersCompiled
     from sm_llm.worker.context import WorkerContext
 
 
@@ -29,6 +29,13 @@ def report_attention(context: WorkerContext, found: AttentionChosen | None) -> N
             "warning",
         )
     else:
+        context.log(str(event_line(asdict(found))))
+
+
+def report_collectives(context: WorkerContext, found: CollectivesChosen | None) -> None:
+    """What moves parameters and gradients between GPUs. None: nothing is sharded, or the engine does not say."""
+    if found is not None:
+        context.emit(found)
         context.log(str(event_line(asdict(found))))
 
 

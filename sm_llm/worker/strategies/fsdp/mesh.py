@@ -39,9 +39,20 @@ class Meshes:
         return self.parameters if wanted == names else self.parameters[wanted]
 
     @property
+    def shard(self) -> dist.ProcessGroup:
+        """The processes that hold one copy of the parameters together."""
+        return self.parameters.get_group("shard")
+
+    @property
     def tensor(self) -> DeviceMesh | None:
         """The group of processes that share matrices; None if they are not split."""
         return self.parameters["tensor"] if "tensor" in (self.parameters.mesh_dim_names or ()) else None
+
+
+def library_of(group: dist.ProcessGroup, device_type: str) -> str:
+    """torch's name of what carries a group's collectives of tensors on such devices: ``nccl``, ``gloo``."""
+    by_type = (it.rpartition(":") for it in dist.get_backend(group).split(","))
+    return next(name for kind, _, name in by_type if kind in ("", device_type))
 
 
 def make_meshes(device_type: str, layout: Layout) -> Meshes:

@@ -1,4 +1,4 @@
-"""FSDP2's sums of gradients over shards: in which format they travel, and whose memory the results are in."""
+"""FSDP2's sums of gradients over shards: who adds them up, and whose memory the results are in."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sm_llm.worker.strategies.fsdp.peer_copies import PeerSum
+
 
 class GradientReduction:
     """A reduce-scatter for ``FSDPModule.set_custom_reduce_scatter``. FSDP asks it for memory in pairs: in, then out.
 
-    ``exchanges``: gradients travel as they were computed, in bf16, and are added up in fp32 where they arrive. FSDP's
-    own way converts them first, and so moves twice the bytes between GPUs, beside matrix products that need the same
-    memory and power. Both add the same values in fp32.
+    ``peers`` add up gradients in place of NCCL, and take them as they were computed; sums are in fp32.
 
     ``shares_memory``: results are in the memory of the stream that computes. torch's allocator keeps free memory apart
     for each stream. FSDP allocates the reduced gradients, 4 bytes for each parameter of a shard, on the stream that
@@ -28,8 +28,8 @@ class GradientReduction:
     read them. A result that is added to an earlier one and dropped at once stays where it was: see ``keeps``.
     """
 
-    def __init__(self, device: torch.device, *, exchanges: bool, shares_memory: bool) -> None:
-        self._exchanges = exchanges
+    def __init__(self, device: torch.device, *, peers: PeerSum | None, shares_memory: bool) -> None:
+        self._peers = peers
         self._computing = torch.cuda.current_stream(device) if shares_memory else None
         self._is_result = False
         self.keeps = True
@@ -38,7 +38,9 @@ class GradientReduction:
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for what goes in, and at every second call for what comes out."""
         is_result, self._is_result = self._is_result, not self._is_result
-        own = torch.float32 if is_result and self._exchanges else dtype
+        if self._peers is not None and not is_result:
+            return self._peers.allocate(size, dtype)
+        own = dtype if self._peers is None else torch.float32
         if self._computing is None:
             return torch.empty(*size, dtype=own, device=device)
         stream = self._computing if self.keeps else torch.cuda.current_stream(device)
@@ -53,16 +55,11 @@ class GradientReduction:
         op: Any,
         async_op: bool = False,
     ) -> dist.Work | None:
-        if not self._exchanges:
+        if self._peers is None:
             work: dist.Work | None = dist.reduce_scatter_tensor(
                 output_tensor, input_tensor, op=op, group=group, async_op=async_op
             )
             return work
-        received = torch.empty_like(input_tensor)
-        dist.all_to_all_single(received, input_tensor, group=group)
-        torch.sum(received.view(group.size(), -1), 0, dtype=torch.float32, out=output_tensor)
-        if op == dist.ReduceOp.AVG:
-            output_tensor.div_(group.size())
-        else:
-            assert op == dist.ReduceOp.SUM, op
+        assert op in (dist.ReduceOp.AVG, dist.ReduceOp.SUM), op
+        self._peers.add(output_tensor, input_tensor, group, averages=op == dist.ReduceOp.AVG)
         return None

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from sm_llm.errors import RunFailed
 from sm_llm.models.families.table import family
+from sm_llm.runs.events.events import COPY_ENGINES, CollectivesChosen
 from sm_llm.spec.machines.hardware import attention_kernel
 from sm_llm.spec.tasks import plainest
 from sm_llm.worker.device import DTYPES, ask_for_determinism
@@ -22,9 +23,10 @@ from sm_llm.worker.strategies.fsdp.attention_kernel import found_kernel, settle_
 from sm_llm.worker.strategies.fsdp.float8 import assert_float8, compute_in_float8, settle_scales
 from sm_llm.worker.strategies.fsdp.loss import LossHead
 from sm_llm.worker.strategies.fsdp.memory import computed_part, wrap_layer
-from sm_llm.worker.strategies.fsdp.mesh import Meshes, make_meshes, start_process_group
+from sm_llm.worker.strategies.fsdp.mesh import Meshes, library_of, make_meshes, start_process_group
+from sm_llm.worker.strategies.fsdp.peer_copies import PeerGather, PeerSum, why_not
 from sm_llm.worker.strategies.fsdp.reduction import GradientReduction
-from sm_llm.worker.strategies.fsdp.tensor import split_matrices
+from sm_llm.worker.strategies.fsdp.tensor import overlap_products, split_matrices
 from sm_llm.worker.strategies.fsdp.update import make_update
 from sm_llm.worker.strategies.master import MasterWeights, PlainMasters
 from sm_llm.worker.strategies.model import (
@@ -70,6 +72,7 @@ class FsdpStrategy:
         self._in_float8 = task.precision.compute == "fp8"
         self._meshes: Meshes | None = None
         self._reduction: GradientReduction | None = None
+        self._collectives: CollectivesChosen | None = None
         self._owns_group = False
         self._kernel_order = ExitStack()
         kept = self._spec.activation_memory_budget if self._spec.activation_checkpointing == "budget" else None
@@ -111,6 +114,8 @@ class FsdpStrategy:
         self._model = build_on_meta(config, self._attention.register(), DTYPES[self._task.precision.master])
         if self._meshes and self._meshes.tensor:
             split_matrices(self._model, self._meshes.tensor, sequence_parallel=self._spec.sequence_parallel)
+            if self._spec.async_tensor_parallel and self.device.type == "cuda":
+                overlap_products(self._meshes.tensor)
         self._head = LossHead(self._model)
         layers = self._prepare_layers(config)
         if self._meshes is not None:
@@ -158,8 +163,11 @@ class FsdpStrategy:
         return layers
 
     def _shard(self, layers: Sequence[torch.nn.Module], meshes: Meshes) -> None:
-        # What is exchanged is added up in fp32 by ourselves.
-        reduce = self._compute if self._spec.exchange_gradients else DTYPES[self._task.precision.reduce]
+        self._collectives = self._choose_collectives(meshes)
+        copies = self._collectives.collectives == COPY_ENGINES
+        peers = PeerSum(self.device.torch_device) if copies and self._task.precision.reduce == "fp32" else None
+        # What copy engines move is added up in fp32 by ourselves.
+        reduce = self._compute if peers is not None else DTYPES[self._task.precision.reduce]
         options: dict[str, Any] = {
             "mesh": meshes.data,
             "mp_policy": MixedPrecisionPolicy(param_dtype=self._compute, reduce_dtype=reduce),
@@ -177,24 +185,36 @@ class FsdpStrategy:
         if ends is not None:  # the backward pass begins with them
             fully_shard(ends.head, reshard_after_forward=False, **options)
         fully_shard(self._model, reshard_after_forward=False, **options)
-        self._reduction = self._own_reduction()
-
-    def _own_reduction(self) -> GradientReduction | None:
-        """Let all sharded modules reduce in another way than FSDP's, where that is asked for."""
-        shares = self._spec.share_gradient_memory and self.device.type == "cuda"
-        exchanges = self._spec.exchange_gradients
-        if not shares and not exchanges:
-            return None
-        if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
-            option = "exchange_gradients" if exchanges else "share_gradient_memory"
-            raise RunFailed(
-                f"task.parallelism.{option}: torch {torch.__version__} has no set_custom_reduce_scatter. Leave it out"
-            )
-        reduction = GradientReduction(self.device.torch_device, exchanges=exchanges, shares_memory=shares)
+        self._reduction = self._own_reduction(peers)
+        gather = PeerGather(self.device.torch_device) if copies else None
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
-                module.set_custom_reduce_scatter(reduction)  # type: ignore[arg-type]  # it has the methods
-        return reduction
+                if gather is not None:
+                    module.set_custom_all_gather(gather)  # type: ignore[arg-type]  # it has the methods
+                if self._reduction is not None:
+                    module.set_custom_reduce_scatter(self._reduction)  # type: ignore[arg-type]
+
+    def _choose_collectives(self, meshes: Meshes) -> CollectivesChosen:
+        """Who gathers parameters and adds up gradients."""
+        library, wanted = library_of(meshes.shard, self.device.type), self._spec.copy_engine_collectives
+        if wanted is False or self.layout.shard == 1 or self._spec.offload_optimizer:
+            return CollectivesChosen(library, "")
+        reason = why_not(wanted, self.device, self.layout, self._process.local_world_size, meshes.shard)
+        if reason and wanted is True:
+            raise RunFailed(f"task.parallelism.copy_engine_collectives: {reason}. Leave it out")
+        return CollectivesChosen(library if reason else COPY_ENGINES, reason)
+
+    def _own_reduction(self, peers: PeerSum | None) -> GradientReduction | None:
+        """A reduction in another way than FSDP's, where that is asked for."""
+        shares = self._spec.share_gradient_memory and self.device.type == "cuda"
+        if not shares and peers is None:
+            return None
+        if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+            raise RunFailed(
+                f"task.parallelism.share_gradient_memory: torch {torch.__version__} has no set_custom_reduce_scatter. "
+                "Leave it out"
+            )
+        return GradientReduction(self.device.torch_device, peers=peers, shares_memory=shares)
 
     def _shard_dimension(self, parameter: torch.Tensor) -> Shard:
         """The first, or of a stack of few experts the second: else some processes would hold none of it."""
@@ -231,6 +251,9 @@ class FsdpStrategy:
 
     def attention(self) -> AttentionChosen:
         return self._kernel
+
+    def collectives(self) -> CollectivesChosen | None:
+        return self._collectives
 
     def compilation(self) -> LayersCompiled | None:
         return self._compiled.report()

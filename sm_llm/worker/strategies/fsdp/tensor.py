@@ -7,6 +7,7 @@ between them are split along the sequence (Korthikanti et al. 2022): same traffi
 from __future__ import annotations
 
 import logging
+import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,17 @@ def split_matrices(model: torch.nn.Module, mesh: DeviceMesh, *, sequence_paralle
     # The meta device has no data that could be scattered.
     parallelize_module(model, mesh, plan, src_data_rank=None)
     model.tie_weights()  # type: ignore[operator]  # each module has got its own parameter
+
+
+def overlap_products(mesh: DeviceMesh) -> None:
+    """Let layers that are compiled from now on gather and sum in pieces, each beside the product of another one."""
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    # Settings of the whole process (inductor's fx_passes/micro_pipeline_tp.py).
+    torch._inductor.config._micro_pipeline_tp = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch 2.11 needs the call, later ones do without
+        enable_symm_mem_for_group(mesh.get_group().group_name)
 
 
 def _plain_plan() -> dict[str, ParallelStyle]:

@@ -272,6 +272,9 @@ class NxdStrategy:
     def attention(self) -> None:
         """None: NxD's kernels are the compiler's."""
 
+    def collectives(self) -> None:
+        """None: the compiler inserts them."""
+
     def compilation(self) -> None:
         """None: torch.compile has no part in it."""
 

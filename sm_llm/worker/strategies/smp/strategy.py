@@ -167,6 +167,9 @@ class SmpStrategy:
     def attention(self) -> None:
         """None: SMP chooses it."""
 
+    def collectives(self) -> None:
+        """None: SMP brings its own."""
+
     def compilation(self) -> None:
         """None: SMP does not compile."""
 
