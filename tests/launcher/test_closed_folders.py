@@ -20,6 +20,8 @@ from tests.launcher.conftest import SYNTHETIC
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.integration
+
 Fakes = Any
 WRITES = (
     "print('log'); (scratch / 'x').mkdir(); (scratch / 'x' / 'y').write_text('y'); put(1, {'a/b': 'x'}); put(None)\n"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.run import Run
 
+pytestmark = pytest.mark.integration
+
 Fakes = Any
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from tests.fixtures.preloaded import Preloaded
 
+pytestmark = pytest.mark.integration
+
 PLAIN = "plant/ed+1 plain?&value"
 LINES = ("planted2-first-line", "planted2-second-line", "planted2-third-line")
 INNER = "planted3-inner-value"
@@ -168,7 +170,6 @@ def test_s07_s08_s09_nothing_planted_is_written_or_shown_by_a_run_on_this_machin
     assert found_in(iter([*files, *shown])) == []
 
 
-@pytest.mark.integration
 @pytest.mark.timeout(600)
 def test_s07_s08_s09_nothing_planted_is_written_shown_or_sent_by_a_run_in_S3(
     s3_fakes: Any,

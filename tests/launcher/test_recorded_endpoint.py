@@ -23,6 +23,8 @@ from sm_llm.storage.s3_store import S3Store
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.integration
+
 Fakes = Any
 EVIL = "http://127.0.0.1:9/latest"
 

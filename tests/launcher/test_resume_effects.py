@@ -22,6 +22,8 @@ from sm_llm.spec.job import JobSpec, WorkflowSpec
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.integration
+
 
 def test_A3_a_resume_refuses_what_has_no_effect_on_a_run_that_exists(fakes: Any, tmp_path: Path) -> None:
     fakes.use("put(1)\nraise SystemExit(1)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,21 +32,25 @@ _COMMAND = re.compile(r"sm-llm ([a-z|]+)((?: [^`'\",;()\n]*)?)")
 _CHANGE = re.compile(r"\b((?:steps\.\w+\.)?(?:task|compute|backend|storage_options)(?:\.\w+)+)=(?!=)")
 
 
-def texts(*, printed_only: bool = False) -> Iterator[tuple[str, str]]:
+@cache
+def texts(*, printed_only: bool = False) -> list[tuple[str, str]]:
     """Every text of the sources with its place; what is filled in is X. ``printed_only``: without documentation."""
-    for file in SOURCES:
-        tree = ast.parse(file.read_text())
-        bare = {id(it.value) for it in ast.walk(tree) if isinstance(it, ast.Expr)} if printed_only else set()
-        if printed_only:  # of an f-string the whole
-            bare |= {id(it) for text in ast.walk(tree) if isinstance(text, ast.JoinedStr) for it in text.values}
-        for node in ast.walk(tree):
-            if id(node) in bare:
-                continue
-            if isinstance(node, ast.JoinedStr):
-                parts = [str(it.value) if isinstance(it, ast.Constant) else "X" for it in node.values]
-                yield f"{file.name}:{node.lineno}", "".join(parts)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield f"{file.name}:{node.lineno}", node.value
+    return [text for file in SOURCES for text in _texts(file, printed_only=printed_only)]
+
+
+def _texts(file: Path, *, printed_only: bool) -> Iterator[tuple[str, str]]:
+    tree = ast.parse(file.read_text())
+    bare = {id(it.value) for it in ast.walk(tree) if isinstance(it, ast.Expr)} if printed_only else set()
+    if printed_only:  # of an f-string the whole
+        bare |= {id(it) for text in ast.walk(tree) if isinstance(text, ast.JoinedStr) for it in text.values}
+    for node in ast.walk(tree):
+        if id(node) in bare:
+            continue
+        if isinstance(node, ast.JoinedStr):
+            parts = [str(it.value) if isinstance(it, ast.Constant) else "X" for it in node.values]
+            yield f"{file.name}:{node.lineno}", "".join(parts)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield f"{file.name}:{node.lineno}", node.value
 
 
 def commands() -> dict[str, Any]:

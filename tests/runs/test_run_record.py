@@ -123,7 +123,7 @@ def test_the_checkout_is_recorded_with_what_was_changed(tmp_path: Path) -> None:
     clean = git_state(tmp_path)
     assert clean is not None
     assert (len(clean.commit), clean.diff, clean.diff_is_cut) == (40, "", False)
-    (tmp_path / "a.txt").write_text("two\n" * 400_000)
+    (tmp_path / "a.txt").write_text(("two " * 20 + "\n") * 20_000)
     (tmp_path / "sub").mkdir()
     changed = git_state(tmp_path / "sub")
     assert changed is not None

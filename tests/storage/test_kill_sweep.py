@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.integration
+
 MODES = ("before", "torn", "after")
 CHANGES = ("os.link", "os.remove", "os.rename", "os.mkdir", "os.rmdir")
 

@@ -11,6 +11,7 @@ import hashlib
 import io
 import tarfile
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,12 +61,18 @@ def make_bundle(source: SourceTree | None = None, lock: str | None = None) -> Bu
         members |= {f"{SOURCE_FOLDER}/{name}": path for name, path in source.files.items()}
     plain = _tar(members)
     return Bundle(
-        gzip.compress(plain, compresslevel=_COMPRESSION, mtime=0),
+        _compressed(plain),
         # Of the plain archive, because another zlib compresses the same bytes differently.
         hashlib.sha256(plain).hexdigest(),
         len(plain),
         len(members),
     )
+
+
+# The steps of a workflow share their code, and compression is most of what a bundle costs.
+@lru_cache(maxsize=2)
+def _compressed(plain: bytes) -> bytes:
+    return gzip.compress(plain, compresslevel=_COMPRESSION, mtime=0)
 
 
 def local_source(source: str | None) -> SourceTree | None:

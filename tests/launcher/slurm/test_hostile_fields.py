@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.integration
+
 HOSTILE = (
     "a b'c\"d $(touch executed) `touch executed` ; touch executed & | > * \\",
     "x;touch${IFS}executed\ntouch executed\n#SBATCH --partition=other\n",
