@@ -47,17 +47,15 @@ def constructed() -> tuple[Constructed, ...]:
 def _of_module(module: Path) -> Iterator[Constructed]:
     tree = ast.parse(module.read_text(encoding="utf-8"))
     constants = _assigned(tree.body)
-    functions = [it for it in ast.walk(tree) if isinstance(it, ast.FunctionDef)]
-    for function in functions:
-        inner = {id(it) for other in functions if other is not function and _is_inside(other, function) for it in
-                 ast.walk(other)}  # fmt: skip
+    for function in _functions(tree):
+        inner = {id(it) for other in _functions(function) if other is not function for it in ast.walk(other)}
         for call in ast.walk(function):
             if isinstance(call, ast.Call) and id(call) not in inner and _makes_issue(call):
                 yield _of_call(call, function, constants, module.relative_to(PACKAGE).as_posix())
 
 
-def _is_inside(inner: ast.FunctionDef, outer: ast.FunctionDef) -> bool:
-    return any(it is inner for it in ast.walk(outer))
+def _functions(tree: ast.AST) -> list[ast.FunctionDef]:
+    return [it for it in ast.walk(tree) if isinstance(it, ast.FunctionDef)]
 
 
 def _makes_issue(call: ast.Call) -> bool:

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import example, given
@@ -16,6 +17,9 @@ from hypothesis import strategies as st
 import sm_llm
 from sm_llm.launcher.display.console import CleanConsole
 from sm_llm.terminal import CleanStream, clean, counted, exact, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SEQUENCES = [
     "\x1b]0;TITLE\x1b\\", "\x1b]0;TITLE\x07", "\x1b[2J", "\x1b[1;1H", "\x1b]52;c;eA==\x07", "\x1bP1$r\x1b\\", "\x1bc",
@@ -101,8 +105,14 @@ def test_s14_what_is_written_to_the_streams_of_a_command_is_clean() -> None:
     assert raw.buffer.getvalue().decode() == "ab é \ufffd\nc\n"  # type: ignore[attr-defined]
 
 
-def calls(tree: ast.AST, name: str) -> list[ast.Call]:
-    return [it for it in ast.walk(tree) if isinstance(it, ast.Call) and ast.unparse(it.func) == name]
+PRINTERS = ("print", "typer.echo", "typer.secho", "click.echo", "sys.stderr.write", "Console", "rich.print")
+
+
+def printing(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of each call that prints."""
+    for it in ast.walk(tree):
+        if isinstance(it, ast.Call) and (name := ast.unparse(it.func)) in PRINTERS:
+            yield it.lineno, name
 
 
 PRINT = ("terminal.py", "launcher/backends/slurm/setup/environment_check.py")
@@ -116,9 +126,8 @@ def test_s14_verbs_and_launcher_print_in_one_way_only() -> None:
         if location.startswith(("worker/", "contract/")):  # what runs in a job prints into a log
             continue
         tree = ast.parse(path.read_text())
-        for name in ("print", "typer.echo", "typer.secho", "click.echo", "sys.stderr.write", "Console", "rich.print"):
-            allowed = location in PRINT and name == "print"
-            wrong += [f"{location}:{it.lineno} {name}" for it in calls(tree, name) if not allowed]
+        found = printing(tree)
+        wrong += [f"{location}:{line} {name}" for line, name in found if location not in PRINT or name != "print"]
     assert wrong == []
 
 

@@ -159,6 +159,7 @@ def test_all_processes_of_a_node_share_one_conversion(folder: Path, tmp_path: Pa
     assert len(list((tmp_path / "scratch").glob("json-rows-*/"))) == 1
 
 
+@pytest.mark.integration
 def test_no_python_object_per_token(folder: Path, tmp_path: Path, write_jsonl: Write) -> None:
     """A row of 100,000 tokens is never as many objects: neither made by Python's parser, nor looped over."""
     tokens = 100_000

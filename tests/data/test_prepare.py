@@ -294,6 +294,7 @@ def test_unigram_entropy() -> None:
     assert unigram_entropy(np.zeros(4, np.int64)) == 0.0
 
 
+@pytest.mark.integration
 def test_memory_does_not_grow_with_the_text(
     tmp_path: Path, tokenizer: Path, texts: list[str], write_jsonl: Write
 ) -> None:

@@ -232,6 +232,7 @@ print(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1
 """The peak of this program alone: what getrusage counts begins with the memory of the process that started it."""
 
 
+@pytest.mark.integration
 def test_memory_is_flat_for_one_long_text_file(tmp_path: Path, tokenizer: Path) -> None:
     """Peak memory in processes of their own. In one piece the longer text takes several hundred MB more."""
     line = "the cat sat on a mat and the owners paid 1,234.50 for tea\n"

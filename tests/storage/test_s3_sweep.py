@@ -28,8 +28,9 @@ from tests.fixtures.sampling import number, one_of_each
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.integration
+
 MODES = ("before", "after")
-SWEEP = ("before", pytest.param("after", marks=pytest.mark.integration))
 
 
 @dataclass
@@ -81,7 +82,7 @@ def leave_parts(store: Any, key: str) -> None:
     store.client.upload_part(**store.at(key), UploadId=upload, PartNumber=1, Body=b"part")
 
 
-@pytest.mark.parametrize("mode", SWEEP)
+@pytest.mark.parametrize("mode", MODES)
 def test_I1_I2_a_save_killed_at_any_request(s3_bench: Any, guillotine: Any, killed: Any, mode: str) -> None:
     s3_bench.publish(1)
     probe = guillotine()
@@ -102,7 +103,7 @@ def test_I1_I2_a_save_killed_at_any_request(s3_bench: Any, guillotine: Any, kill
     assert verify(s3_bench.store, find_newest(s3_bench.store).commit, deep=True) == []
 
 
-@pytest.mark.parametrize("mode", SWEEP)
+@pytest.mark.parametrize("mode", MODES)
 def test_I5_a_collection_killed_at_any_request(s3_bench: Any, guillotine: Any, killed: Any, mode: str) -> None:
     def collect(store: Any) -> None:
         collect_garbage(store, run_id=s3_bench.run_id, keep_last=2, clock=lambda: time.time() + 7200)
@@ -180,7 +181,6 @@ def test_I4_the_sdk_repeats_a_deletion_whose_answer_was_lost(s3_bench: Any, faul
     assert len({it.key.split("/")[2] for it in s3_bench.store.list("ckpt/step-")}) == 1
 
 
-@pytest.mark.integration
 def test_I4_I5_a_lost_answer_at_any_request_of_a_collection_never_costs_a_kept_checkpoint(
     s3_bench: Any, fault_proxy: Any, rule: Any
 ) -> None:
@@ -331,7 +331,6 @@ def test_a_node_whose_clock_is_an_hour_ahead_collects_nothing_that_is_young(
     assert collect_garbage(s3_bench.store, run_id=s3_bench.run_id, keep_last=1).orphans == ()
 
 
-@pytest.mark.integration
 def test_CK07_a_commit_waits_for_every_part(s3_bench: Any) -> None:
     from sm_llm.storage.publication.publish import commit, new_save, upload_part, write_part
 
@@ -344,7 +343,6 @@ def test_CK07_a_commit_waits_for_every_part(s3_bench: Any) -> None:
     assert commit(s3_bench.store, save).won
 
 
-@pytest.mark.integration
 def test_CK02_each_of_eight_nodes_uploads_its_own_and_nothing_twice(
     s3_bench: Any, together: Any, fault_proxy: Any
 ) -> None:
@@ -364,7 +362,6 @@ def test_CK02_each_of_eight_nodes_uploads_its_own_and_nothing_twice(
     assert len(puts) == len(set(puts)) == 8
 
 
-@pytest.mark.integration
 def test_no_history_in_s3_loses_or_invents_a_checkpoint(
     s3_bench: Any, faulty: Any, killed: Any, contents: Any, s3_server: Any
 ) -> None:

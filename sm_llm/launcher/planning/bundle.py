@@ -32,6 +32,7 @@ _PACKAGE_SUFFIXES = (".py", ".yaml", ".txt", ".typed")
 _EXECUTABLE = 0o111
 # Half of the time of the highest level, for 1% more bytes.
 _COMPRESSION = 6
+_KEPT_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def make_bundle(source: SourceTree | None = None, lock: str | None = None) -> Bu
         members |= {f"{SOURCE_FOLDER}/{name}": path for name, path in source.files.items()}
     plain = _tar(members)
     return Bundle(
-        _compressed(plain),
+        # A large program of the user's is not kept in memory.
+        _compressed(plain) if len(plain) < _KEPT_BYTES else _compressed.__wrapped__(plain),
         # Of the plain archive, because another zlib compresses the same bytes differently.
         hashlib.sha256(plain).hexdigest(),
         len(plain),
@@ -69,8 +71,8 @@ def make_bundle(source: SourceTree | None = None, lock: str | None = None) -> Bu
     )
 
 
-# The steps of a workflow share their code, and compression is most of what a bundle costs.
-@lru_cache(maxsize=2)
+# The steps of a workflow have the same few bundles, and compression is most of what one costs.
+@lru_cache(maxsize=8)
 def _compressed(plain: bytes) -> bytes:
     return gzip.compress(plain, compresslevel=_COMPRESSION, mtime=0)
 

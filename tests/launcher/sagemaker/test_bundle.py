@@ -372,7 +372,7 @@ def test_s11_a_file_that_holds_secrets_by_its_name_is_refused_with_the_line_that
         ("config.yaml", "kind: Config\nusers:\n- user:\n    client-key-data: " + "aB3" * 10),
         ("notes", "aws_secret_access_" + "key = " + "aB3d" * 10),
         ("oauth.json", '{"refresh_' + 'token": "1//' + "aB3" * 8 + '"}'),
-        ("large.txt", "x" * (17 << 20) + "\n" + KEY),
+        pytest.param("large.txt", "x" * (17 << 20) + "\n" + KEY, marks=pytest.mark.integration),
     ],
 )
 def test_s11_a_file_that_holds_secrets_by_its_content_is_refused(tmp_path: Path, name: str, text: str) -> None:
