@@ -5,6 +5,7 @@ Minutes on a GPU are few: what can be wrong before a step is checked here.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from sm_llm.contract.memory_estimate import GIB, memory_estimate
 from sm_llm.contract.memory_planner import Hardware, choose
 from sm_llm.models.config import model_config
+from sm_llm.models.families.table import family
 from sm_llm.models.parallel import model_issues
 from sm_llm.spec.derive import derive_task
 from sm_llm.spec.job import JobSpec
@@ -26,6 +28,7 @@ from sm_llm.spec.tasks import TrainTask, with_settings
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 try:
+    import gpu_floor
     import gpu_report
     import titan
     from gpu_settings import BARE, OURS, RATIOS, SETTINGS, SUITES, TORCHTITAN
@@ -48,6 +51,26 @@ def trained(setting: Setting) -> tuple[TrainTask, dict[str, Any]]:
     assert not model_issues(config, task.parallelism.strategy, task.parallelism.model_dump())
     found = choose(config, task, Hardware(H200, setting.gpus, setting.gpus))
     return (task if found is None else with_settings(task, found.values)), config
+
+
+@pytest.mark.parametrize("name", ["1b", "8b-selective", "qwen3-0.6b"])
+def test_a_floor_has_all_products_of_a_model(name: str) -> None:
+    _, config = trained(SETTINGS[name])
+    tensors = family(config).tensors(config)
+    matrices = {it: tensor.size for it, tensor in tensors.items() if len(tensor.shape) == 2 and "embed" not in it}
+    head = 0 if "lm_head.weight" in matrices else tensors["model.embed_tokens.weight"].size
+    found = gpu_floor.products(config)
+    assert sum(outputs * inputs * count for (outputs, inputs), count in found.items()) == sum(matrices.values()) + head
+
+
+def test_a_floor_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu_floor.main(argparse.Namespace(settings=["tiny"], seconds=0.0))
+    *_, row = capsys.readouterr().out.splitlines()
+    name, *numbers, rate = (it.strip() for it in row.strip("|").split("|"))
+    *parts, whole = map(float, numbers)
+    assert (name, len(parts)) == ("tiny", 3)
+    assert whole == pytest.approx(sum(parts), abs=0.2)
+    assert float(rate.replace(",", "")) == pytest.approx(2 * 128 / whole * 1e3, rel=0.1)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
