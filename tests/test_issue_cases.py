@@ -157,7 +157,7 @@ CASES: list[Case] = [
         ("task.parallelism.share_gradient_memory=true", "task.parallelism.sharding=none"),
     ),
     (
-        "copies-across-nodes",
+        "reads-across-nodes",
         ON_SAGEMAKER,
         ("task.parallelism.copy_engine_collectives=true", "compute.instance_count=2"),
     ),

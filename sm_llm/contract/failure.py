@@ -51,7 +51,10 @@ _PATTERNS: tuple[tuple[Cause, re.Pattern[str]], ...] = tuple(
     for cause, pattern in (
         # The last is torch's zip writer, which meets a short write before anybody sees errno 28.
         (Cause.DISK_FULL, r"No space left on device|Disk quota exceeded|disk full|inline_container.*unexpected pos"),
-        (Cause.DEVICE_MEMORY, r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory|CUBLAS_STATUS_ALLOC"),
+        (
+            Cause.DEVICE_MEMORY,
+            r"CUDA out of memory|OutOfMemoryError|CUDA (driver )?error: out of memory|CUBLAS_STATUS_ALLOC",
+        ),
         (Cause.HOST_MEMORY, r"\bMemoryError\b|can't allocate memory|Cannot allocate memory|std::bad_alloc"),
         (
             Cause.COLLECTIVE_TIMEOUT,

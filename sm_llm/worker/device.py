@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch.profiler import ProfilerActivity
 
+from sm_llm.spec.machines.hardware import joined_by_nvlink
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -31,8 +33,6 @@ _BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
 _FIRST_BF16_CAPABILITY = (8, 0)
 # NVIDIA's Ada, the first with fp8 tensor cores.
 _FIRST_FP8_CAPABILITY = (8, 9)
-# Hopper; docs/benchmarks.md.
-_MEASURED_COPIES_CAPABILITY = (9, 0)
 _ALLOCATOR_VARIABLES = frozenset({"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"})
 _PINNING = "pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -65,7 +65,8 @@ class Device(Protocol):
     def copy_obstacle(self, devices: int, *, is_asked_for: bool) -> str:
         """Why the device should not copy from the memory of the other ``devices`` of its node; "" if it should.
 
-        Without ``is_asked_for`` only kinds of devices should for which copies were measured to win time.
+        Without ``is_asked_for`` only devices should that are known to be joined by NVLink: over PCIe a GPU may wait for
+        another one's atomic writes for ever.
         """
 
     def send(self, values: np.ndarray) -> torch.Tensor:
@@ -205,8 +206,8 @@ class CudaDevice:
         return torch.cuda.get_device_capability(self.torch_device) >= _FIRST_FP8_CAPABILITY
 
     def copy_obstacle(self, devices: int, *, is_asked_for: bool) -> str:
-        if not is_asked_for and torch.cuda.get_device_capability(self.torch_device) < _MEASURED_COPIES_CAPABILITY:
-            return f"not measured on {self.name}"
+        if not is_asked_for and not joined_by_nvlink(self.name):
+            return f"{self.name} is not known to be joined by NVLink"
         if torch.cuda.device_count() < devices:
             return "not every process sees all GPUs of the node"
         own = self.torch_device.index

@@ -101,6 +101,7 @@ CASES = {
     "parallelism.async_tensor_parallel": (
         [
             "parallelism={async_tensor_parallel: true, tensor_parallel_degree: 2}",
+            "precision.compile=true",
             "compute.processes_per_instance=2",
             CPU,
         ],

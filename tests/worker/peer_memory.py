@@ -29,6 +29,9 @@ class PeerMemory:
         self._folder = folder
         self._found: dict[int, _Allocation] = {}
         self._count = 0
+        self._shared: dict[tuple[str, str], _Shared] = {}
+        self.copies = [0, 0]
+        """How many parts were read through each channel."""
 
     def empty(self, *size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         assert device.type == "cpu"
@@ -42,20 +45,29 @@ class PeerMemory:
         allocation = self._found.get(tensor.data_ptr())
         assert allocation is not None, "memory of another allocator"
         assert tensor.shape == allocation.shape
-        return _Shared(self._folder, allocation, group)
+        made = _Shared(self._folder, allocation, group, self.copies)
+        return self._shared.setdefault((allocation.name, group.group_name), made)
 
 
 class _Shared:
-    def __init__(self, folder: Path, allocation: _Allocation, group: dist.ProcessGroup) -> None:
+    def __init__(self, folder: Path, allocation: _Allocation, group: dist.ProcessGroup, copies: list[int]) -> None:
         self._folder = folder
         self._allocation = allocation
         self._group = group
+        self._copies = copies
+        self._channel: int | None = None
+        self._is_open = False
 
     def barrier(self, channel: int = 0) -> None:
-        assert channel in (0, 1)
+        """The first opens the others' memory to this process, the next one closes it."""
+        assert self._channel in (None, channel), "two streams may wait at this memory at once"
+        self._channel, self._is_open = channel, not self._is_open
         dist.barrier(self._group)
 
     def get_remote_tensor(self, peer: int, sizes: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        assert self._is_open, "before the barrier the others may not have written, behind the next they may write again"
+        assert self._channel is not None
+        self._copies[self._channel] += 1
         assert peer != self._group.rank(), "that is the process's own"
         assert (sizes, dtype) == (self._allocation.shape, self._allocation.dtype)
         rank = dist.get_global_rank(self._group, peer)

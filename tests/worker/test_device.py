@@ -43,7 +43,6 @@ def test_a_step_takes_over_the_memory_of_the_step_before() -> None:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> dict[str, Mock]:
     """Two GPUs that read one another's memory."""
     facts = {
-        "get_device_capability": Mock(return_value=(9, 0)),
         "device_count": Mock(return_value=2),
         "can_device_access_peer": Mock(return_value=True),
     }
@@ -52,9 +51,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> dict[str, Mock]:
     return facts
 
 
-def first_gpu() -> CudaDevice:
+def first_gpu(name: str = "NVIDIA H200") -> CudaDevice:
     device = object.__new__(CudaDevice)
-    device.torch_device, device.name = torch.device("cuda", 0), "NVIDIA A10G"
+    device.torch_device, device.name = torch.device("cuda", 0), name
     return device
 
 
@@ -66,16 +65,33 @@ def test_a_gpu_that_reads_all_others_of_its_node_may_copy_from_them(cuda: dict[s
 @pytest.mark.parametrize(
     ("fact", "value", "named"),
     [
-        ("get_device_capability", (8, 6), "not measured on NVIDIA A10G"),
         ("device_count", 1, "not every process sees all GPUs of the node"),
         ("can_device_access_peer", False, "GPU 0 cannot read the memory of GPU 1"),
     ],
 )
-def test_what_keeps_gpus_from_copying_is_named(cuda: dict[str, Mock], fact: str, value: Any, named: str) -> None:
+@pytest.mark.parametrize("is_asked_for", [True, False])
+def test_what_keeps_gpus_from_copying_is_named(
+    cuda: dict[str, Mock], fact: str, value: Any, named: str, is_asked_for: bool
+) -> None:
     cuda[fact].return_value = value
-    assert first_gpu().copy_obstacle(2, is_asked_for=False) == named
-    # Who asks for copies gets them on every GPU that can.
-    assert first_gpu().copy_obstacle(2, is_asked_for=True) == ("" if fact == "get_device_capability" else named)
+    assert first_gpu().copy_obstacle(2, is_asked_for=is_asked_for) == named
+
+
+@pytest.mark.parametrize(
+    ("name", "is_joined"),
+    [
+        ("NVIDIA H100 80GB HBM3", True),
+        ("NVIDIA B200", True),
+        ("NVIDIA H100 PCIe", False),
+        ("NVIDIA H200 NVL", False),
+        ("NVIDIA A10G", False),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", False),
+    ],
+)
+def test_gpus_copy_by_themselves_where_nvlink_joins_them(cuda: dict[str, Mock], name: str, is_joined: bool) -> None:
+    reason = "" if is_joined else f"{name} is not known to be joined by NVLink"
+    assert first_gpu(name).copy_obstacle(2, is_asked_for=False) == reason
+    assert first_gpu(name).copy_obstacle(2, is_asked_for=True) == "", "who asks for them gets them"
 
 
 def test_a_cpu_has_no_copy_engine() -> None:

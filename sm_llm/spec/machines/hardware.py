@@ -274,6 +274,11 @@ def attention_kernel(
     return FLASH if head_size <= _FLASH_CHANNELS else EFFICIENT
 
 
+def joined_by_nvlink(device_name: str) -> bool:
+    """Whether hosts with such NVIDIA GPUs join all of them by NVSwitch: the SXM boards since Hopper."""
+    return any(it in device_name for it in _WITH_CUDNN) and not any(it in device_name for it in ("PCIe", "NVL"))
+
+
 def accelerator(device_name: str) -> Accelerator | None:
     """The row of a device name such as ``NVIDIA H100 80GB HBM3``, or None for one without a known peak."""
     # Drivers add vendor and memory to the name, as in NVIDIA H100 80GB HBM3.

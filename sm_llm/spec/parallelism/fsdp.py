@@ -76,7 +76,7 @@ class FsdpSpec(StrategySpec):
     """Gather parameters and add up gradients by the copy engines of the GPUs of a node (torch's symmetric memory), in
     place of NCCL's kernels, which take multiprocessors from the matrix products beside them. Gradients travel as they
     were computed, in bf16, and are added up in fp32. ``auto``: where all GPUs that share a copy are on one node and
-    read one another's memory, since Hopper; the worker reports it."""
+    joined by NVLink, since Hopper, if not ``deterministic``; the worker reports it. ``true``: on other GPUs, too."""
     share_gradient_memory: bool = False
     """On GPUs, put reduced gradients into the memory of the computing stream, which the forward pass can use:
     less is reserved. It has not run on several GPUs yet, so compare losses."""
@@ -214,7 +214,8 @@ def _overlap_issues(spec: FsdpSpec, training: TrainingFacts) -> Iterator[Issue]:
     reasons = {
         "tensor_parallel_degree: 1": spec.tensor_parallel_degree == 1,
         "sequence_parallel: false": not spec.sequence_parallel,
-        "precision.compile: false": not (training.compiles or training.may_compile),
+        # The planner does not compile layers with split matrices.
+        f"precision.compile: {'auto' if training.may_compile else 'false'}": not training.compiles,
     }
     if found := [name for name, holds in reasons.items() if holds]:
         problem = f"has no effect with {', '.join(found)}"
@@ -223,7 +224,13 @@ def _overlap_issues(spec: FsdpSpec, training: TrainingFacts) -> Iterator[Issue]:
 
 def _copy_engine_issues(spec: FsdpSpec) -> Iterator[Issue]:
     """Where nothing is gathered on GPUs."""
-    reasons = {f"sharding: {spec.sharding}": spec.sharding == "none", "offload_optimizer": spec.offload_optimizer}
+    kept = spec.reshard_after_forward
+    reasons = {
+        f"sharding: {spec.sharding}": spec.sharding == "none",
+        "offload_optimizer": spec.offload_optimizer,
+        # Parts of a copy are gathered as well, by groups of their own.
+        f"reshard_after_forward: {kept}": not isinstance(kept, bool | str),
+    }
     if found := [name for name, holds in reasons.items() if holds]:
         problem = f"has no effect with {', '.join(found)}"
         yield Issue("copies-without-effect", "task.parallelism.copy_engine_collectives", problem, True, "Leave it out")
@@ -347,11 +354,23 @@ def _shard_issues(spec: FsdpSpec, world_size: int, node_size: int) -> list[Issue
 
 
 def _reach_issues(spec: FsdpSpec, shard: int, node_size: int) -> list[Issue]:
-    if spec.copy_engine_collectives is not True or shard * spec.tensor_parallel_degree <= node_size:
-        return []
-    problem = f"{counted(shard, 'process')} share a copy, and a node has {node_size}: a GPU reads only its own node's"
-    remedy = "Leave it out, or use sharding: hybrid"
-    return [Issue("copies-across-nodes", "task.parallelism.copy_engine_collectives", problem, True, remedy)]
+    """Processes that would read the memory of GPUs of another node. Those that do are neighbours."""
+    readers = {
+        "copy_engine_collectives": shard * spec.tensor_parallel_degree,
+        "async_tensor_parallel": spec.tensor_parallel_degree,
+    }
+    return [
+        Issue(
+            "reads-across-nodes",
+            f"task.parallelism.{name}",
+            f"a GPU reads only those of its node, and {count} neighbouring processes read one another on nodes of "
+            f"{node_size}",
+            True,
+            f"Leave it out, or let {listed(divisors(node_size))} processes share",
+        )
+        for name, count in readers.items()
+        if getattr(spec, name) is True and node_size % count
+    ]
 
 
 def _reshard_issues(spec: FsdpSpec, shard: int) -> list[Issue]:

@@ -49,6 +49,14 @@ class Meshes:
         return self.parameters["tensor"] if "tensor" in (self.parameters.mesh_dim_names or ()) else None
 
 
+def without_multicast() -> None:
+    """Let torch's symmetric memory set up no NVLink multicast, unless the user wants it.
+
+    Copies and barriers need none, and its set-up can hang.
+    """
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+
+
 def library_of(group: dist.ProcessGroup, device_type: str) -> str:
     """torch's name of what carries a group's collectives of tensors on such devices: ``nccl``, ``gloo``."""
     by_type = (it.rpartition(":") for it in dist.get_backend(group).split(","))

@@ -7,17 +7,20 @@ the memory of the others, by its copy engines; before and after, one thread bloc
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import _symmetric_memory as symmetric
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from sm_llm.errors import RunFailed
+from sm_llm.worker.strategies.fsdp.mesh import without_multicast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sm_llm.spec.parallelism.base import Layout
     from sm_llm.worker.device import Device
@@ -27,40 +30,36 @@ _GATHERING, _REDUCING = 0, 1
 
 
 class PeerBuffers:
-    """Memory that the other GPUs of a group read: two buffers, in turn, each as large as what was last asked of it.
+    """Memory that the other GPUs of a group read: two buffers, in turn.
 
     FSDP has at most two of a kind in use, the last one and the next one. Every process asks for the same sizes in the
     same order, so that the same buffer is meant by all.
     """
 
-    def __init__(self, device: torch.device, channel: int) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, channel: int, size: int) -> None:
+        """Allocate them, ``size`` bytes each. The first use of each is a collective."""
         self._channel = channel
-        self._buffers: list[tuple[torch.Tensor, int] | None] = [None, None]
-        """Each with the references to its storage when nobody else has any."""
+        self._buffers = [symmetric.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
+        # New memory is filled with zeros, on another stream than the one that is about to write to it.
+        torch.get_device_module(device).synchronize()
+        self._unused = [_references(it) for it in self._buffers]
+        """References to the storage of each when nobody else has any."""
         self._turn = 0
 
     def take(self, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """The next buffer as a tensor of this size. Raises ``RunFailed`` if what it held is still in use."""
         turn, self._turn = self._turn, 1 - self._turn
-        length = math.prod(size) * dtype.itemsize
-        held = self._buffers[turn]
-        if held is not None and _references(held[0]) > held[1]:
+        buffer = self._buffers[turn]
+        if _references(buffer) > self._unused[turn]:
             raise RunFailed(
-                f"torch {torch.__version__} keeps more than two gathered groups of parameters at a time. Set "
+                f"torch {torch.__version__} keeps more than two groups of parameters, or of gradients, at a time. Set "
                 "task.parallelism.copy_engine_collectives to false"
             )
-        if held is None or held[0].numel() < length:
-            buffer = symmetric.empty(length, dtype=torch.uint8, device=self._device)
-            # New memory is filled with zeros, on another stream than the one that is about to write to it.
-            torch.get_device_module(self._device).synchronize()
-            held = self._buffers[turn] = buffer, _references(buffer)
-        buffer, _ = held
-        return buffer[:length].view(dtype).view(*size)
+        return buffer[: math.prod(size) * dtype.itemsize].view(dtype).view(*size)
 
     def others(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, torch.Tensor]]:
         """Rank and ``tensor`` (flat) of every other process, once all have written theirs. At the end all have read."""
-        (buffer,) = (it for it, _ in filter(None, self._buffers) if it.data_ptr() == tensor.data_ptr())
+        (buffer,) = (it for it in self._buffers if it.data_ptr() == tensor.data_ptr())
         shared = symmetric.rendezvous(buffer, group)
         shared.barrier(self._channel)
         for step in range(1, group.size()):
@@ -74,8 +73,9 @@ class PeerBuffers:
 class PeerGather:
     """An all-gather for ``FSDPModule.set_custom_all_gather``."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._buffers = PeerBuffers(device, _GATHERING)
+    def __init__(self, device: torch.device, size: int) -> None:
+        """``size``: bytes of the largest group of parameters."""
+        self._buffers = PeerBuffers(device, _GATHERING, size)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for what is gathered; FSDP writes the process's own part into it."""
@@ -92,8 +92,9 @@ class PeerGather:
 class PeerSum:
     """Adds up gradients, which travel as they were computed, in bf16, in fp32: half of NCCL's bytes, the same sums."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._buffers = PeerBuffers(device, _REDUCING)
+    def __init__(self, device: torch.device, size: int) -> None:
+        """``size``: bytes of the gradients of the largest group of parameters."""
+        self._buffers = PeerBuffers(device, _REDUCING, size)
 
     def allocate(self, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Memory for the gradients of a group of parameters."""
@@ -110,33 +111,99 @@ class PeerSum:
         (torch.mean if averages else torch.sum)(received, 0, dtype=torch.float32, out=result)
 
 
-def why_not(wanted: bool | str, device: Device, layout: Layout, node_size: int, group: dist.ProcessGroup) -> str:
-    """Why the processes of ``group`` cannot use copy engines, or, where they are not asked for, should not; else "".
+@dataclass(frozen=True)
+class Sharing:
+    """What decides whether processes can copy from one another."""
 
-    A collective of all processes, which agree. ``wanted`` is ``copy_engine_collectives``.
-    """
-    return _agreed(_obstacle(wanted, device, layout, node_size)) or _agreed(_failure(device.torch_device, group))
+    device: Device
+    layout: Layout
+    node_size: int
+    group: dist.ProcessGroup
+    """The processes that share a copy of the parameters."""
+    size: int
+    """Bytes of the largest group of parameters."""
 
 
-def _obstacle(wanted: bool | str, device: Device, layout: Layout, node_size: int) -> str:
-    if layout.shard * layout.tensor > node_size:
+class PeerCollectives:
+    """Both collectives with their memory; without them where ``reason`` is why not."""
+
+    def __init__(self, sharing: Sharing, *, is_asked_for: bool, sums: bool) -> None:
+        """A collective of all processes, which agree. Without ``sums`` gradients go by NCCL.
+
+        Memory is allocated while nothing else is on the GPU: later it would be taken outside of torch's own allocator,
+        which might hold all of it.
+        """
+        self.gather: PeerGather | None = None
+        self.sum: PeerSum | None = None
+        self._sums = sums
+        # Each part only when it has worked for all: else some would wait for the others for ever.
+        self.reason = (
+            _agreed(_obstacle(sharing, is_asked_for=is_asked_for))
+            or _agreed(self._allocate(sharing))
+            or _agreed(self._failure(sharing))
+        )
+        if self.reason:
+            self.gather = self.sum = None
+
+    def _allocate(self, sharing: Sharing) -> str:
+        without_multicast()
+        device = sharing.device.torch_device
+        try:
+            self.gather = PeerGather(device, sharing.size)
+            self.sum = PeerSum(device, sharing.size) if self._sums else None
+        except Exception as error:  # a private interface of torch, of which any may come
+            return _shown(error)
+        return ""
+
+    def _failure(self, sharing: Sharing) -> str:
+        """What goes wrong when every process gives its rank to all others, through each of the buffers."""
+        rank, count = sharing.group.rank(), sharing.group.size()
+        try:
+            for _ in range(2):
+                numbers = self._exchanged(sharing)
+                if numbers != [*range(count), *([count * rank + sum(range(count))] if self._sums else [])]:
+                    return f"wrong numbers were copied to rank {rank}: {numbers}"
+        except Exception as error:
+            return _shown(error)
+        return ""
+
+    def _exchanged(self, sharing: Sharing) -> list[float]:
+        """All ranks, and with ``sums`` the sum of what the processes have for this one: their rank plus its own."""
+        device, rank, count = sharing.device.torch_device, sharing.group.rank(), sharing.group.size()
+        assert self.gather is not None
+        own = torch.full((1,), float(rank), device=device)
+        found = self.gather.allocate((count,), dtype=own.dtype, device=device)
+        found[rank] = own[0]
+        self.gather(found, own, sharing.group)
+        numbers: list[float] = found.tolist()
+        if self.sum is not None:
+            given = self.sum.allocate((count,), own.dtype)
+            given.copy_(torch.arange(count, device=device) + rank)
+            self.sum.add(own, given, sharing.group, averages=False)
+            numbers.append(own.item())
+        return numbers
+
+
+def largest_group(groups: Iterable[Iterable[torch.nn.Module]], shards: int) -> int:
+    """Elements of the largest group of modules, without parameters of those before; with what FSDP pads, or more."""
+    seen: set[int] = set()
+    sizes = [0]
+    for modules in groups:
+        own = [it for module in modules for it in module.parameters() if id(it) not in seen]
+        seen |= set(map(id, own))
+        local = [it.to_local() if isinstance(it, DTensor) else it for it in own]
+        # Rows are padded to a multiple of the shards.
+        sizes.append(sum(it.numel() + shards * it.numel() // max(1, it.shape[0]) for it in local))
+    return max(sizes)
+
+
+def _obstacle(sharing: Sharing, *, is_asked_for: bool) -> str:
+    # Neighbouring ranks share a copy: one that does not divide a node would begin on it and end on the next one.
+    if sharing.node_size % (sharing.layout.shard * sharing.layout.tensor):
         return "parameters are sharded over several nodes"
     if not hasattr(FSDPModule, "set_custom_all_gather"):
         return f"FSDP of torch {torch.__version__} takes no other collectives"
-    return device.copy_obstacle(node_size, is_asked_for=wanted is True)
-
-
-def _failure(device: torch.device, group: dist.ProcessGroup) -> str:
-    """What goes wrong when every process gives its rank to all others."""
-    gather, part = PeerGather(device), torch.full((1,), group.rank(), dtype=torch.int32, device=device)
-    try:
-        found = gather.allocate((group.size(),), dtype=torch.int32, device=device)
-        found[group.rank()] = group.rank()
-        gather(found, part, group)
-    except (AttributeError, RuntimeError) as error:
-        first, _, _ = str(error).partition("\n")
-        return f"torch's symmetric memory: {first}"
-    return "" if found.tolist() == list(range(group.size())) else f"wrong numbers were copied: {found.tolist()}"
+    return sharing.device.copy_obstacle(sharing.node_size, is_asked_for=is_asked_for)
 
 
 def _agreed(reason: str) -> str:
@@ -144,6 +211,11 @@ def _agreed(reason: str) -> str:
     reasons: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(reasons, reason)
     return next(filter(None, reasons), "")
+
+
+def _shown(error: Exception) -> str:
+    first, _, _ = str(error).partition("\n")
+    return f"torch's symmetric memory: {type(error).__name__}: {first}"
 
 
 def _references(buffer: torch.Tensor) -> int:

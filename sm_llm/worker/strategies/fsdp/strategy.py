@@ -24,7 +24,7 @@ from sm_llm.worker.strategies.fsdp.float8 import assert_float8, compute_in_float
 from sm_llm.worker.strategies.fsdp.loss import LossHead
 from sm_llm.worker.strategies.fsdp.memory import computed_part, wrap_layer
 from sm_llm.worker.strategies.fsdp.mesh import Meshes, library_of, make_meshes, start_process_group
-from sm_llm.worker.strategies.fsdp.peer_copies import PeerGather, PeerSum, why_not
+from sm_llm.worker.strategies.fsdp.peer_copies import PeerCollectives, PeerSum, Sharing, largest_group
 from sm_llm.worker.strategies.fsdp.reduction import GradientReduction
 from sm_llm.worker.strategies.fsdp.tensor import overlap_products, split_matrices
 from sm_llm.worker.strategies.fsdp.update import make_update
@@ -115,6 +115,8 @@ class FsdpStrategy:
         if self._meshes and self._meshes.tensor:
             split_matrices(self._model, self._meshes.tensor, sequence_parallel=self._spec.sequence_parallel)
             if self._spec.async_tensor_parallel and self.device.type == "cuda":
+                if reason := self.device.copy_obstacle(self._process.local_world_size, is_asked_for=True):
+                    raise RunFailed(f"task.parallelism.async_tensor_parallel: {reason}. Leave it out")
                 overlap_products(self._meshes.tensor)
         self._head = LossHead(self._model)
         layers = self._prepare_layers(config)
@@ -163,11 +165,17 @@ class FsdpStrategy:
         return layers
 
     def _shard(self, layers: Sequence[torch.nn.Module], meshes: Meshes) -> None:
-        self._collectives = self._choose_collectives(meshes)
-        copies = self._collectives.collectives == COPY_ENGINES
-        peers = PeerSum(self.device.torch_device) if copies and self._task.precision.reduce == "fp32" else None
+        reshard = cast("bool | int", self._spec.reshard_after_forward)
+        ends = outer_modules(self._model)
+        # Each layer's outermost module: FSDP's hooks inside a compiled or checkpointed one would break its graph.
+        groups = [([layer], reshard) for layer in layers]
+        if ends is not None:  # the backward pass begins with the head
+            groups = [([ends.table], reshard), *groups, (ends.head, False)]
+        groups.append(([self._model], False))
+        peers = self._peers([modules for modules, _ in groups], meshes)
+        sums = None if peers is None else peers.sum
         # What copy engines move is added up in fp32 by ourselves.
-        reduce = self._compute if peers is not None else DTYPES[self._task.precision.reduce]
+        reduce = DTYPES[self._task.precision.reduce] if sums is None else self._compute
         options: dict[str, Any] = {
             "mesh": meshes.data,
             "mp_policy": MixedPrecisionPolicy(param_dtype=self._compute, reduce_dtype=reduce),
@@ -175,34 +183,40 @@ class FsdpStrategy:
         }
         if self._spec.offload_optimizer:
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
-        reshard = cast("bool | int", self._spec.reshard_after_forward)
-        ends = outer_modules(self._model)
-        if ends is not None:
-            fully_shard(ends.table, reshard_after_forward=reshard, **options)
-        # Each layer's outermost module: FSDP's hooks inside a compiled or checkpointed one would break its graph.
-        for layer in layers:
-            fully_shard(layer, reshard_after_forward=reshard, **options)
-        if ends is not None:  # the backward pass begins with them
-            fully_shard(ends.head, reshard_after_forward=False, **options)
-        fully_shard(self._model, reshard_after_forward=False, **options)
-        self._reduction = self._own_reduction(peers)
-        gather = PeerGather(self.device.torch_device) if copies else None
-        for module in self._model.modules():
-            if isinstance(module, FSDPModule):
-                if gather is not None:
-                    module.set_custom_all_gather(gather)  # type: ignore[arg-type]  # it has the methods
+        self._reduction = self._own_reduction(sums)
+        for modules, resharded in groups:
+            fully_shard(modules if len(modules) > 1 else modules[0], reshard_after_forward=resharded, **options)
+            for module in cast("list[FSDPModule]", modules):
+                if peers is not None and peers.gather is not None:
+                    module.set_custom_all_gather(peers.gather)  # type: ignore[arg-type]  # it has the methods
                 if self._reduction is not None:
                     module.set_custom_reduce_scatter(self._reduction)  # type: ignore[arg-type]
 
-    def _choose_collectives(self, meshes: Meshes) -> CollectivesChosen:
-        """Who gathers parameters and adds up gradients."""
+    def _peers(self, groups: Sequence[Sequence[torch.nn.Module]], meshes: Meshes) -> PeerCollectives | None:
+        """Copy engines in place of a library, where they are asked for or to be expected."""
         library, wanted = library_of(meshes.shard, self.device.type), self._spec.copy_engine_collectives
+        self._collectives = CollectivesChosen(library, "")
         if wanted is False or self.layout.shard == 1 or self._spec.offload_optimizer:
-            return CollectivesChosen(library, "")
-        reason = why_not(wanted, self.device, self.layout, self._process.local_world_size, meshes.shard)
-        if reason and wanted is True:
+            return None
+        found, reason = None, self._preference()
+        if not reason:
+            size = largest_group(groups, self.layout.shard) * self._compute.itemsize
+            sharing = Sharing(self.device, self.layout, self._process.local_world_size, meshes.shard, size)
+            sums = self._task.precision.reduce == "fp32"
+            found = PeerCollectives(sharing, is_asked_for=wanted is True, sums=sums)
+            reason = found.reason
+        if reason and wanted is True and self.device.type != "cpu":  # for CPUs the plan has a warning
             raise RunFailed(f"task.parallelism.copy_engine_collectives: {reason}. Leave it out")
-        return CollectivesChosen(library if reason else COPY_ENGINES, reason)
+        self._collectives = CollectivesChosen(library if reason else COPY_ENGINES, reason)
+        return found
+
+    def _preference(self) -> str:
+        """Why a library moves parameters although copy engines might."""
+        if self._task.deterministic and self._spec.copy_engine_collectives is not True:
+            return "deterministic: a later attempt that cannot use them would add up in another order"
+        if not isinstance(self._spec.reshard_after_forward, bool):
+            return "reshard_after_forward: parameters are gathered over parts of a copy as well"
+        return ""
 
     def _own_reduction(self, peers: PeerSum | None) -> GradientReduction | None:
         """A reduction in another way than FSDP's, where that is asked for."""

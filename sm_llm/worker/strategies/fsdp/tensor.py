@@ -23,6 +23,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from sm_llm.worker.strategies.fsdp.mesh import without_multicast
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Placement
@@ -102,6 +104,7 @@ def overlap_products(mesh: DeviceMesh) -> None:
     """Let layers that are compiled from now on gather and sum in pieces, each beside the product of another one."""
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
+    without_multicast()
     # Settings of the whole process (inductor's fx_passes/micro_pipeline_tp.py).
     torch._inductor.config._micro_pipeline_tp = True
     with warnings.catch_warnings():
