@@ -29,10 +29,10 @@ from sm_llm.storage.s3_store import S3Store
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.integration
+
 ENGINES = ("s5cmd", "crt", "boto3", "ranges")
-slow = pytest.mark.integration
-FEW = ("crt", pytest.param("s5cmd", marks=slow), pytest.param("boto3", marks=slow))
-"""Every engine in the whole proof, one in the daily tests."""
+FEW = ("crt", "s5cmd", "boto3")
 
 SIZE = 18 * MIB
 """Several parts with every engine."""
@@ -102,7 +102,6 @@ def test_what_goes_up_comes_down(far: S3Store, tmp_path: Path, engine: str) -> N
     assert sum(counted) == SIZE + 1000
 
 
-@slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("action", ["503", "reset", "cut"])
 @pytest.mark.usefixtures("small_ranges")
@@ -334,7 +333,6 @@ def test_parts_are_few_and_large_enough(size: int) -> None:
     assert -(-size // part_size(size)) <= MAX_PARTS
 
 
-@slow
 def test_an_interrupted_upload_leaves_no_open_parts(
     far: S3Store, near: S3Store, fault_proxy: Any, rule: Any, tmp_path: Path
 ) -> None:

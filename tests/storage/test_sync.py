@@ -22,6 +22,8 @@ from sm_llm.storage.syncing.sync import sync
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.integration
+
 ODD = {"two words.bin": 10, "a$b.txt": 20, "sub/ü.bin": 0, "sub/per%20cent": 5, "model.safetensors": 9_000_000}
 
 
@@ -88,13 +90,7 @@ def test_without_a_memory_it_compares_by_content(
 
 @pytest.mark.parametrize(
     "engine",
-    [
-        {"engine": "s5cmd"},
-        *(
-            pytest.param(it, marks=pytest.mark.integration)
-            for it in ({"engine": "crt"}, {"engine": "boto3"}, {"max_bandwidth": 1 << 40})
-        ),
-    ],
+    [{"engine": "s5cmd"}, {"engine": "crt"}, {"engine": "boto3"}, {"max_bandwidth": 1 << 40}],
     ids=["s5cmd", "crt", "boto3", "ranges"],
 )
 def test_a_changed_file_of_the_same_size_and_an_older_time_is_caught_with_every_engine(
@@ -287,9 +283,7 @@ def test_the_command_states_what_it_did(source: Path, uri: str, options: dict[st
     assert run.stderr.startswith("error: source: ")
 
 
-@pytest.mark.parametrize(
-    "engine", ["auto", *(pytest.param(it, marks=pytest.mark.integration) for it in ("s5cmd", "boto3"))]
-)
+@pytest.mark.parametrize("engine", ["auto", "s5cmd", "boto3"])
 def test_I10_SIGTERM_in_an_upload_ends_it_and_leaves_no_parts(
     bucket: str, options: dict[str, str], fault_proxy: Any, rule: Any, tmp_path: Path, s3_server: Any, engine: str
 ) -> None:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from tests.fixtures.s3_server import S3Server
     from tests.fixtures.sagemaker_double import SageMakerDouble
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def start(bucket: str, s3_server: S3Server, sagemaker_double: SageMakerDouble) -> Callable[..., Run]:

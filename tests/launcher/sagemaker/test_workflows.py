@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tests.fixtures.s3_server import S3Server
     from tests.fixtures.sagemaker_double import SageMakerDouble
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def flow(bucket: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
