@@ -21,7 +21,7 @@ from sm_llm.models.config import model_config
 from sm_llm.models.families.table import family
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from gpu_settings import Setting
 
@@ -30,25 +30,25 @@ OPTIMISER_BYTES = 28
 """Of a parameter: AdamW reads and writes master and moments in fp32, reads the gradient and writes the weight."""
 
 
-def products(config: Mapping[str, Any]) -> Counter[tuple[int, int]]:
+def products(config: dict[str, Any]) -> Counter[tuple[int, int]]:
     """(outputs, inputs) of the model's linear layers -> how many; the head among them, also where it is tied."""
-    kind = family(dict(config))
+    kind = family(config)
     found: Counter[tuple[int, int]] = Counter()
-    for name, tensor in kind.tensors(dict(config)).items():
+    for name, tensor in kind.tensors(config).items():
         if ".layers." in name and len(tensor.shape) == 2:
             found[tensor.shape[0], tensor.shape[1]] += 1
-    found[kind.vocab_size(dict(config)), int(config["hidden_size"])] += 1
+    found[kind.vocab_size(config), int(config["hidden_size"])] += 1
     return found
 
 
-def elements(config: Mapping[str, Any]) -> int:
+def elements(config: dict[str, Any]) -> int:
     """Per token and layer of a Llama: what its elementwise parts read and write, each tensor once.
 
     Forward: two norms, one with a residual (6 h), rotary embedding (2 (q + k)), SwiGLU (3 f). Backward: 8 h for norms
     and residuals, 2 (q + k), 5 f.
     """
     hidden, inner = int(config["hidden_size"]), int(config["intermediate_size"])
-    head = family(dict(config)).head_dim(dict(config))
+    head = family(config).head_dim(config)
     rotated = head * (int(config["num_attention_heads"]) + int(config["num_key_value_heads"]))
     return 14 * hidden + 4 * rotated + 8 * inner
 
@@ -86,7 +86,7 @@ class Floor:
 
     def attend(self) -> Callable[[], None]:
         """Causal attention of all layers, forward and backward."""
-        head = family(dict(self.config)).head_dim(dict(self.config))
+        head = family(self.config).head_dim(self.config)
         heads, shared = int(self.config["num_attention_heads"]), int(self.config["num_key_value_heads"])
         query, key, value = (
             self._random(self.rows, count, self.length, head).requires_grad_() for count in (heads, shared, shared)
@@ -104,7 +104,7 @@ class Floor:
 
     def move(self) -> Callable[[], None]:
         """As many bytes read and written as the optimiser's, of a shard, and the elementwise parts of all layers."""
-        parameters = sum(it.size for it in family(dict(self.config)).tensors(dict(self.config)).values())
+        parameters = sum(it.size for it in family(self.config).tensors(self.config).values())
         size = OPTIMISER_BYTES * parameters // self.gpus
         size += DTYPE.itemsize * elements(self.config) * self.layers * self.tokens
         block = torch.empty(min(size // 2, 1 << 30), dtype=torch.uint8, device=self.device)

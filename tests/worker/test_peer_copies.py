@@ -80,6 +80,9 @@ def peer(monkeypatch: pytest.MonkeyPatch, *theirs: float, dtype: torch.dtype = t
 @pytest.fixture
 def sharing(monkeypatch: pytest.MonkeyPatch) -> Sharing:
     """Two processes on one node that agree, with devices that read one another's memory."""
+    # Set first, so that what is made of it is undone.
+    monkeypatch.setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "")
+    monkeypatch.delenv("TORCH_SYMM_MEM_DISABLE_MULTICAST")
     monkeypatch.setattr(dist, "get_world_size", lambda: 1)
     monkeypatch.setattr(dist, "all_gather_object", lambda found, own: found.__setitem__(0, own))
     device = Mock(torch_device=CPU, copy_obstacle=Mock(return_value=""))
@@ -97,7 +100,6 @@ def test_devices_that_read_one_another_use_their_copy_engines(
 ) -> None:
     # What the other has for this process is its rank plus this one's: 1 + 0. As a gathered part it is its rank, 1.
     found = peer(monkeypatch, 1.0, 1.0)
-    monkeypatch.delenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", raising=False)
     collectives = made(sharing, is_asked_for=is_asked_for, sums=sums)
     assert collectives.reason == ""
     assert (collectives.gather is None, collectives.sum is None) == (False, not sums)

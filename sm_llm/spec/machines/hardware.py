@@ -202,8 +202,8 @@ CUDNN, FLASH, EFFICIENT, MATH = "cudnn", "flash", "efficient", "math"
 """Back ends of torch's attention, as ``torch.nn.attention.SDPBackend`` names them."""
 FLEX, RING = "flex", "ring"
 """FlexAttention over the blocks of a window; PyTorch's context parallelism, with flash attention inside."""
-# torch takes cuDNN's kernels first on these alone; on others flash attention is as fast.
-_WITH_CUDNN = ("H100", "H200", "B200", "B300")
+# For data centres: torch takes cuDNN's kernels first on these alone, and on others flash attention is as fast.
+_SINCE_HOPPER = ("H100", "H200", "B200", "B300")
 # Compute capabilities below 8.0.
 _WITHOUT_FLASH = ("V100", "T4")
 _CUDNN_CHANNELS, _FLASH_CHANNELS = 128, 256
@@ -269,14 +269,14 @@ def attention_kernel(
     # Any other window is a mask.
     if in_window or compute == "fp32" or any(name in device_name for name in _WITHOUT_FLASH):
         return EFFICIENT
-    if any(name in device_name for name in _WITH_CUDNN) and head_size <= _CUDNN_CHANNELS and head_size % 8 == 0:
+    if any(name in device_name for name in _SINCE_HOPPER) and head_size <= _CUDNN_CHANNELS and head_size % 8 == 0:
         return CUDNN
     return FLASH if head_size <= _FLASH_CHANNELS else EFFICIENT
 
 
 def joined_by_nvlink(device_name: str) -> bool:
     """Whether hosts with such NVIDIA GPUs join all of them by NVSwitch: the SXM boards since Hopper."""
-    return any(it in device_name for it in _WITH_CUDNN) and not any(it in device_name for it in ("PCIe", "NVL"))
+    return any(it in device_name for it in _SINCE_HOPPER) and not any(it in device_name for it in ("PCIe", "NVL"))
 
 
 def accelerator(device_name: str) -> Accelerator | None:
