@@ -104,6 +104,33 @@ def scale(values: torch.Tensor, factor: torch.Tensor) -> None:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _add_kernel(  # type: ignore[no-untyped-def]
+    own, received, result, count, factor, rank: tl.constexpr, parts: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = at < count
+    total = tl.zeros([block], tl.float32)
+    for part in tl.static_range(parts):
+        if part == rank:
+            total += tl.load(own + at, mask=inside, other=0.0).to(tl.float32)
+        else:
+            total += tl.load(received + at, mask=inside, other=0.0).to(tl.float32)
+            received += count
+    tl.store(result + at, (total * factor).to(result.dtype.element_ty), mask=inside)
+
+
+def add_parts(own: torch.Tensor, received: torch.Tensor, rank: int, factor: float, result: torch.Tensor) -> None:
+    """In one pass over memory, ``factor`` times the sum of ``own`` [n] and ``received`` [others, n] into ``result``.
+
+    Added up in fp32 by rank, ``own`` being that of ``rank``; all contiguous, of any float formats.
+    """
+    count = own.numel()
+    _add_kernel[(triton.cdiv(count, _ADAMW_BLOCK),)](
+        own, received, result, count, factor, rank, len(received) + 1, _ADAMW_BLOCK, num_warps=_ADAMW_WARPS
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _adamw_kernel(  # type: ignore[no-untyped-def]
     parameter, copy, gradient, first, second, scalars, count, beta1, rest1, beta2, rest2, eps, decay,
     has_copy: tl.constexpr, block: tl.constexpr,

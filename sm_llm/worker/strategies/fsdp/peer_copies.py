@@ -102,13 +102,12 @@ class PeerSum:
 
     def add(self, result: torch.Tensor, gradients: torch.Tensor, group: dist.ProcessGroup, *, averages: bool) -> None:
         """Put the sum, or the average, of the processes' parts for this one, by rank, into ``result``."""
-        part, rank = result.numel(), group.rank()
-        received = torch.empty(group.size(), part, dtype=gradients.dtype, device=gradients.device)
+        part, rank, count = result.numel(), group.rank(), group.size()
+        received = torch.empty(count - 1, part, dtype=gradients.dtype, device=gradients.device)
         for other, theirs in self._buffers.others(gradients, group):
-            received[other].copy_(theirs.narrow(0, rank * part, part), non_blocking=True)
-        received[rank].copy_(gradients.view(-1).narrow(0, rank * part, part))
-        # In one pass over the memory, which matrix products need as well.
-        (torch.mean if averages else torch.sum)(received, 0, dtype=torch.float32, out=result)
+            received[other - (other > rank)].copy_(theirs.narrow(0, rank * part, part), non_blocking=True)
+        own = gradients.view(-1).narrow(0, rank * part, part)
+        _add_parts(own, received, rank, 1 / count if averages else 1.0, result)
 
 
 @dataclass(frozen=True)
@@ -195,6 +194,17 @@ def largest_group(groups: Iterable[Iterable[torch.nn.Module]], shards: int) -> i
         # Rows are padded to a multiple of the shards.
         sizes.append(sum(it.numel() + shards * it.numel() // max(1, it.shape[0]) for it in local))
     return max(sizes)
+
+
+def _add_parts(own: torch.Tensor, received: torch.Tensor, rank: int, factor: float, result: torch.Tensor) -> None:
+    """``result`` [n] = ``factor`` times the sum in fp32 of ``own`` [n] and ``received`` [others, n], by rank."""
+    if result.is_cuda:
+        from sm_llm.worker.strategies.fsdp.kernels import add_parts
+
+        add_parts(own, received, rank, factor, result)
+    else:
+        parts = torch.cat([received[:rank], own[None], received[rank:]])
+        torch.sum(parts, 0, dtype=torch.float32, out=result).mul_(factor)
 
 
 def _obstacle(sharing: Sharing, *, is_asked_for: bool) -> str:
