@@ -76,6 +76,7 @@ SETTINGS = {
     "qwen3-0.6b": Setting("qwen3-0.6b", 8192, 4),
     "mistral-8-layers": Setting("mistral-7b", 8192, 2, config={"num_hidden_layers": 8}),
     "mixtral-2-layers": Setting("mixtral-8x7b", 4096, 2, config={"num_hidden_layers": 2}),
+    "1b-moments-bf16": Setting("llama-3.2-1b", 4096, 4, config=UNTIED, moments="bf16"),
     "1b-eager": Setting("llama-3.2-1b", 4096, 4, config=UNTIED, compile=False),
     "1b-selective": Setting("llama-3.2-1b", 4096, 4, config=UNTIED, parallelism=SELECTIVE),
     "1b-auto": Setting("llama-3.2-1b", 4096, 4, 1, UNTIED, "auto", AUTO, micro_batch_size="auto"),
@@ -97,6 +98,9 @@ SETTINGS = {
     "8b-nccl-fp8": Setting("llama-3.1-8b", 8192, 2, 2, {}, "auto", {**AUTO, **NCCL}, "fp8", "auto"),
     "8b-nccl-selective": Setting("llama-3.1-8b", 8192, 1, 2, parallelism={**SELECTIVE, **NCCL}),
     "8b-moments-bf16": Setting("llama-3.1-8b", 8192, 2, 2, {}, "auto", AUTO, micro_batch_size="auto", moments="bf16"),
+    "8b-moments-budget": Setting(
+        "llama-3.1-8b", 8192, 2, 2, parallelism={**KEPT, **BUDGET, "activation_memory_budget": 0.85}, moments="bf16"
+    ),
     "8b-tp": Setting("llama-3.1-8b", 8192, 1, 2, parallelism={"tensor_parallel_degree": 2}),
     "8b-tp-eager": Setting("llama-3.1-8b", 8192, 1, 2, parallelism={"tensor_parallel_degree": 2}, compile=False),
     "8b-async-tp": Setting(
@@ -139,7 +143,7 @@ SUITES = {
         2,
         (
             *(("8b-auto-2", OURS), ("8b-selective", TORCHTITAN), ("8b-kept", TORCHTITAN), ("8b-auto-fp8-2", OURS)),
-            *(("8b-fp8-2", TORCHTITAN), ("8b-selective", OURS), ("8b-auto", OURS)),
+            *(("8b-fp8-2", TORCHTITAN), ("8b-selective", OURS), ("8b-moments-bf16", OURS), ("8b-auto", OURS)),
         ),
         3,
     ),
@@ -180,6 +184,7 @@ RATIOS = (
     Ratio("1B fp8", "1b-fp8", ("1b-fp8", TORCHTITAN), 1.12),
     Ratio("8B chosen / torchtitan's default", "8b-auto-2", ("8b-selective", TORCHTITAN), 1.18),
     Ratio("8B best / best, bf16", "8b-auto-2", ("8b-kept", TORCHTITAN), 1.10),
+    Ratio("8B best / best, bf16, with moments in bf16", "8b-moments-bf16", ("8b-kept", TORCHTITAN), 1.10),
     Ratio("8B same settings (selective)", "8b-selective", ("8b-selective", TORCHTITAN), 1.03),
     Ratio("8B best / best, fp8", "8b-auto-fp8-2", ("8b-fp8-2", TORCHTITAN), 1.05),
     Ratio("tiny / bare", "tiny", ("tiny", BARE), 0.0),

@@ -182,6 +182,8 @@ def test_the_share_of_comments_does_not_fall() -> None:
 LOADED_LATE = {"boto3", "sagemaker", "kubernetes", "datasets", "matplotlib", "torchao"}
 """Packages that cost a start seconds, or that may be missing: imported inside of functions alone. Modules of engines
 and trackers, which are loaded late as a whole, import theirs at the top."""
+LATE_AS_A_WHOLE = {"sm_llm.worker.strategies.fsdp.float8_layers": {"torchao"}}
+"""Modules that define classes of such a package, which no module imports at its top."""
 OF_WORKERS = {"torch", "transformers", "triton", "safetensors"}
 """Imported at the top of a module in ``worker`` alone."""
 LARGE = LOADED_LATE | OF_WORKERS | {"botocore", "s3transfer", "awscrt", "huggingface_hub", "tokenizers"}
@@ -208,7 +210,11 @@ def loaded_at_once(tree: ast.Module) -> set[str]:
 def test_large_and_optional_packages_are_loaded_where_they_are_used() -> None:
     early = {name: loaded_at_once(tree) for name, tree in modules().items()}
     forbidden = {name: LOADED_LATE if name.startswith("sm_llm.worker.") else LOADED_LATE | OF_WORKERS for name in early}
+    for name, packages in LATE_AS_A_WHOLE.items():
+        forbidden[name] -= packages
     assert {name: found & forbidden[name] for name, found in early.items() if found & forbidden[name]} == {}
+    imported = {it.module for tree in modules().values() for it in tree.body if isinstance(it, ast.ImportFrom)}
+    assert not imported & LATE_AS_A_WHOLE.keys()
 
 
 ALLOWED_IN = {

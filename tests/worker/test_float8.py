@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 
 from sm_llm import optional
 from sm_llm.errors import RunFailed
 from sm_llm.worker.device import CpuDevice
-from sm_llm.worker.strategies.fsdp import float8
+from sm_llm.worker.strategies.fsdp import float8, float8_layers, float8_plain
 from sm_llm.worker.strategies.model import build_on_meta, decoder_layers
 
 CONFIG = {
@@ -40,6 +46,117 @@ def test_products_of_odd_sizes_stay_as_they_are() -> None:
     layer = torch.nn.ModuleDict({"odd": torch.nn.Linear(32, 24), "even": torch.nn.Linear(32, 48)})
     assert float8.compute_in_float8(layer, emulate=True) == 1
     assert type(layer["odd"]) is torch.nn.Linear
+
+
+def gated(**config: Any) -> torch.nn.Sequential:
+    """A linear layer with a bias before a feed-forward block."""
+    torch.manual_seed(0)
+    block = LlamaMLP(LlamaConfig(hidden_size=32, intermediate_size=80, **config))
+    return torch.nn.Sequential(torch.nn.Linear(32, 32), block)
+
+
+def passes(layer: torch.nn.Module, given: torch.Tensor, slope: torch.Tensor) -> list[torch.Tensor]:
+    own = given.clone().requires_grad_()
+    result = layer(own)
+    result.backward(slope)
+    return [result.detach(), *(it.grad for it in (own, *layer.parameters()) if it.grad is not None)]
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.integration)])
+def test_results_and_gradients_are_as_exact_as_those_of_torchaos_layers(compiled: bool) -> None:
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    plain, together, apart = gated(), gated(), gated()
+    assert float8.compute_in_float8(together, emulate=True) == 4
+    assert float8_layers.is_gated(together[1])
+    convert_to_float8_training(apart, config=Float8LinearConfig(emulate=True))
+    given, slope = torch.randn(2, 48, 32), torch.randn(2, 48, 32)
+    results = [passes(torch.compile(layer) if compiled else layer, given, slope) for layer in (plain, together, apart)]
+    assert all(len(it) == 7 for it in results), "the result, and gradients of what was given, four weights and a bias"
+    for exact, ours, theirs in zip(*results, strict=True):
+        assert ours.shape == exact.shape
+        assert relative(ours, theirs) < 0.04, "but for what lies between two neighbours of a format"
+        assert 0.005 < relative(ours, exact) < 1.1 * relative(theirs, exact)
+
+
+def opaque(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch.compile see operators that it knows nothing of, as the kernels of a GPU are."""
+    library = torch.library.Library("float8_plain", "FRAGMENT")
+    monkeypatch.setattr(float8_plain, "library", library, raising=False)  # it lives as long as its operators
+    results = {"gated_largest": 1, "gated_largest_slopes": 1, "gated_slopes": 5, "rounded_both": 2, "turned": 1}
+    operators: dict[str, Any] = {"rounded": float8_plain.rounded}
+    for name, count in results.items():
+        plain = getattr(float8_plain, name)
+        arguments = ", ".join(f"Tensor {it}" for it in inspect.signature(plain).parameters)
+        library.define(f"{name}({arguments}) -> ({', '.join(['Tensor'] * count)})")
+        library.impl(name, plain, "CompositeExplicitAutograd")
+        operators[name] = getattr(torch.ops.float8_plain, name)
+    monkeypatch.setattr(float8_layers, "_operations", lambda _: SimpleNamespace(**operators))
+
+
+def kept_bytes(layer: torch.nn.Module, given: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]) -> int:
+    """What a compiled layer keeps for its backward pass, without parameters and what it was given."""
+    known = {it.untyped_storage().data_ptr() for it in (*layer.parameters(), given, *rotation)}
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if (storage := tensor.untyped_storage()).data_ptr() not in known:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = torch.compile(layer)(given, position_embeddings=rotation)
+    result.sum().backward()
+    return sum(sizes.values())
+
+
+@pytest.mark.integration
+def test_a_compiled_layer_keeps_no_rounded_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its estimate of memory is that of torchao's layers, which compute them again."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    opaque(monkeypatch)
+    config = LlamaConfig(**{**CONFIG, "hidden_size": 64, "intermediate_size": 256, "attn_implementation": "sdpa"})
+    ours, theirs = (LlamaDecoderLayer(config, 0).bfloat16() for _ in range(2))
+    assert float8.compute_in_float8(ours, emulate=True) == 7
+    convert_to_float8_training(theirs, config=Float8LinearConfig(emulate=True))
+    given = torch.randn(2, 64, 64, dtype=torch.bfloat16, requires_grad=True)
+    rotation = (torch.randn(1, 64, 16).bfloat16(), torch.randn(1, 64, 16).bfloat16())
+    scalars = 1024
+    assert kept_bytes(ours, given, rotation) == pytest.approx(kept_bytes(theirs, given, rotation), abs=scalars)
+
+
+@pytest.mark.parametrize("config", [{"hidden_act": "gelu"}, {"mlp_bias": True}])
+def test_another_activation_or_a_bias_leaves_the_layers_apart(config: dict[str, Any]) -> None:
+    layer = gated(**config)
+    assert float8.compute_in_float8(layer, emulate=True) == 4
+    assert not float8_layers.is_gated(layer[1])
+    assert len(passes(layer, torch.randn(2, 16, 32), torch.randn(2, 16, 32))) >= 7
+
+
+def test_gradients_of_the_activation_are_those_of_torch() -> None:
+    gate, up, slope = (torch.randn(7, 5, dtype=torch.float64) for _ in range(3))
+    values = [it.requires_grad_() for it in (gate, up)]
+    expected = torch.autograd.grad(torch.nn.functional.silu(values[0]) * values[1], values, slope)
+    for found, own in zip(float8_plain.slopes(gate, up, slope), expected, strict=True):
+        assert torch.allclose(found.double(), own, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_that_fsdp_gathers_are_rounded_as_torchao_rounds_them() -> None:
+    layer = gated()
+    float8.compute_in_float8(layer, emulate=True, gathers=True)
+    weight = layer[1].gate_proj.weight
+    assert type(weight) is type(weight.detach()) is float8_layers.ShardedWeight
+    (dynamic,), (scale,) = weight.fsdp_pre_all_gather(None)
+    weight._precomputed_scale = scale * 1.5  # the largest values lie beyond the format
+    (found,), _ = weight.fsdp_pre_all_gather(None)
+    expected = (weight._tensor * scale * 1.5).clamp(-448, 448).to(torch.float8_e4m3fn)
+    assert torch.equal(found.float(), expected.float())
+    assert not torch.equal(found.float(), dynamic.float())
 
 
 def test_a_gpu_without_fp8_is_named() -> None:

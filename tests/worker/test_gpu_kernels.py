@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -128,3 +130,100 @@ def test_plain_loss_in_bf16_has_no_smaller_error() -> None:
     fused = linear_loss(hidden, weight, targets, Vocabulary(columns), TOKENS)
     own = [relative(*it) for it in zip(torch.autograd.grad(fused, (hidden, weight), share), best, strict=True)]
     assert all(mine < 2 * other for mine, other in zip(own, errors, strict=True))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_parts_of_gradients_add_up_in_fp32(ranks: int) -> None:
+    from sm_llm.worker.strategies.fsdp.kernels import add_parts
+
+    parts = torch.randn(ranks, 10_001, generator=torch.Generator("cuda").manual_seed(ranks), device="cuda").bfloat16()
+    for rank in range(ranks):
+        result = torch.empty(10_001, device="cuda")
+        add_parts(parts[rank], torch.cat([parts[:rank], parts[rank + 1 :]]), rank, 1 / ranks, result)
+        assert relative(result, parts.double().mean(0)) < 1e-6
+
+
+def gated(rows: int, columns: int) -> list[torch.Tensor]:
+    generator = torch.Generator("cuda").manual_seed(rows)
+    return [torch.randn(rows, columns, generator=generator, device="cuda").bfloat16() for _ in range(3)]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(208, 144), (1024, 512), (16, 8192)])
+def test_gradients_of_a_gated_block_are_rounded_as_torch_rounds_them(rows: int, columns: int) -> None:
+    from sm_llm.worker.strategies.fsdp.float8_kernels import gated_largest, gated_largest_slopes, gated_slopes
+    from sm_llm.worker.strategies.fsdp.float8_plain import slopes as plain_slopes
+
+    gate, up, slope = gated(rows, columns)
+    exact = [F.silu(gate.float()) * up.float(), *plain_slopes(gate, up, slope)]
+    largest = [gated_largest(gate, up), *gated_largest_slopes(gate, up, slope)]
+    for found, values in zip(largest, exact, strict=True):
+        assert found.item() == pytest.approx(values.abs().max().item(), rel=1e-5)
+    formats = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e5m2]
+    # The second scale is twice too large: what exceeds the format becomes its largest value.
+    limits = [torch.finfo(it).max for it in formats]
+    scales = [limit / it * factor for limit, it, factor in zip(limits, largest, (1, 2, 1), strict=True)]
+    hidden, *slopes = gated_slopes(gate, up, slope, *scales)
+    for number, found in [(0, hidden.t()), (1, slopes[0]), (1, slopes[1].t()), (2, slopes[2]), (2, slopes[3].t())]:
+        expected = (exact[number] * scales[number]).clamp(-limits[number], limits[number]).to(formats[number])
+        assert (found.float() == expected.float()).float().mean() > 0.999, "but for neighbours of a tie"
+        assert relative(found.float(), expected.float()) < 1e-2
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(208, 144), (1024, 512)])
+def test_a_gradient_is_rounded_into_both_layouts(rows: int, columns: int) -> None:
+    from sm_llm.worker.strategies.fsdp import float8_plain
+    from sm_llm.worker.strategies.fsdp.float8_kernels import rounded_both
+
+    values, _, _ = gated(rows, columns)
+    scale = 60_000 / values.abs().max().float()  # a little beyond the format
+    for found, expected in zip(rounded_both(values, scale), float8_plain.rounded_both(values, scale), strict=True):
+        assert found.shape == expected.shape
+        assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(208, 144), (1024, 512)])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_bytes_are_transposed(rows: int, columns: int, dtype: torch.dtype) -> None:
+    from sm_llm.worker.strategies.fsdp.float8_kernels import turned
+
+    values = torch.randint(0, 256, (rows, columns), dtype=torch.uint8, device="cuda")
+    assert torch.equal(turned(values.view(dtype)).view(torch.uint8), values.t())
+
+
+def test_weights_are_rounded_as_torchao_rounds_them() -> None:
+    from torchao.float8.float8_training_tensor import hp_tensor_and_scale_to_float8
+
+    from sm_llm.worker.strategies.fsdp.float8_kernels import rounded
+
+    values = torch.randn(1000, 48, generator=torch.Generator("cuda").manual_seed(0), device="cuda")
+    scale = 500 / values.abs().max()  # a little beyond the format
+    expected = hp_tensor_and_scale_to_float8(values, scale, torch.float8_e4m3fn)._data
+    assert torch.equal(rounded(values, scale).view(torch.uint8), expected.view(torch.uint8))
+    assert rounded(values[:0], scale).shape == (0, 48)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_layers_in_fp8_are_those_of_torchao(compiled: bool) -> None:
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    from sm_llm.worker.strategies.fsdp.float8 import compute_in_float8
+
+    torch.manual_seed(0)
+    block = LlamaMLP(LlamaConfig(hidden_size=128, intermediate_size=352))
+    plain = torch.nn.Sequential(torch.nn.Linear(128, 128), block).to("cuda", torch.bfloat16)
+    found, expected = (copy.deepcopy(plain) for _ in range(2))
+    assert compute_in_float8(found, emulate=False) == 4
+    convert_to_float8_training(expected, config=Float8LinearConfig())
+    given, slope = (torch.randn(2, 160, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    results = []
+    for block in (plain, found, expected):
+        own = given.clone().requires_grad_()
+        result = (torch.compile(block) if compiled else block)(own)
+        result.backward(slope)
+        results.append([result.detach(), own.grad, *(it.grad for it in block.parameters())])
+    for exact, ours, theirs in zip(*results, strict=True):
+        assert relative(theirs, exact) < 0.12, "torch.compile stores gradients by columns as well"
+        assert relative(ours, theirs) < 0.06
+        assert relative(ours, exact) < 1.1 * relative(theirs, exact), "no further from bf16 than torchao's"

@@ -42,9 +42,11 @@ def compute_in_float8(layer: torch.nn.Module, *, emulate: bool, gathers: bool = 
     logging.getLogger(_PACKAGE).setLevel(logging.ERROR)  # it lists optional kernels that it could not load
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
+    from sm_llm.worker.strategies.fsdp.float8_layers import compute_by_kernels
+
     config = Float8LinearConfig(emulate=emulate, enable_fsdp_float8_all_gather=gathers)
     convert_to_float8_training(layer, module_filter_fn=_fits, config=config)
-    return sum(type(module).__name__ == "Float8Linear" for module in layer.modules())
+    return compute_by_kernels(layer)
 
 
 def settle_scales(model: torch.nn.Module) -> None:
