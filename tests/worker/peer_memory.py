@@ -58,7 +58,7 @@ class _Shared:
         self._channel: int | None = None
         self._is_open = False
 
-    def barrier(self, channel: int = 0) -> None:
+    def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
         """The first opens the others' memory to this process, the next one closes it."""
         assert self._channel in (None, channel), "two streams may wait at this memory at once"
         self._channel, self._is_open = channel, not self._is_open

@@ -130,6 +130,16 @@ def test_a_compiled_layer_keeps_no_rounded_inputs(monkeypatch: pytest.MonkeyPatc
     assert kept_bytes(ours, given, rotation) == pytest.approx(kept_bytes(theirs, given, rotation), abs=scalars)
 
 
+def test_inputs_and_gradients_of_other_strides_are_rounded_row_by_row() -> None:
+    layers = [gated() for _ in range(2)]
+    for layer in layers:
+        float8.compute_in_float8(layer, emulate=True)
+    given, slope = (torch.randn(1, 32, 48).transpose(1, 2) for _ in range(2))
+    found = passes(layers[0], given, slope)
+    for own, expected in zip(found, passes(layers[1], given.contiguous(), slope.contiguous()), strict=True):
+        assert torch.equal(own, expected)
+
+
 @pytest.mark.parametrize("config", [{"hidden_act": "gelu"}, {"mlp_bias": True}])
 def test_another_activation_or_a_bias_leaves_the_layers_apart(config: dict[str, Any]) -> None:
     layer = gated(**config)
@@ -148,7 +158,7 @@ def test_gradients_of_the_activation_are_those_of_torch() -> None:
 
 def test_weights_that_fsdp_gathers_are_rounded_as_torchao_rounds_them() -> None:
     layer = gated()
-    float8.compute_in_float8(layer, emulate=True, gathers=True)
+    float8.compute_in_float8(layer, emulate=True, shards=2)
     weight = layer[1].gate_proj.weight
     assert type(weight) is type(weight.detach()) is float8_layers.ShardedWeight
     (dynamic,), (scale,) = weight.fsdp_pre_all_gather(None)

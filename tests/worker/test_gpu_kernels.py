@@ -148,7 +148,7 @@ def gated(rows: int, columns: int) -> list[torch.Tensor]:
     return [torch.randn(rows, columns, generator=generator, device="cuda").bfloat16() for _ in range(3)]
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(208, 144), (1024, 512), (16, 8192)])
+@pytest.mark.parametrize(("rows", "columns"), [(208, 144), (17, 33), (1024, 512), (16, 8192)])
 def test_gradients_of_a_gated_block_are_rounded_as_torch_rounds_them(rows: int, columns: int) -> None:
     from sm_llm.worker.strategies.fsdp.float8_kernels import gated_largest, gated_largest_slopes, gated_slopes
     from sm_llm.worker.strategies.fsdp.float8_plain import slopes as plain_slopes
@@ -169,7 +169,7 @@ def test_gradients_of_a_gated_block_are_rounded_as_torch_rounds_them(rows: int, 
         assert relative(found.float(), expected.float()) < 1e-2
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(208, 144), (1024, 512)])
+@pytest.mark.parametrize(("rows", "columns"), [(208, 144), (17, 33), (1024, 512)])
 def test_a_gradient_is_rounded_into_both_layouts(rows: int, columns: int) -> None:
     from sm_llm.worker.strategies.fsdp import float8_plain
     from sm_llm.worker.strategies.fsdp.float8_kernels import rounded_both
@@ -181,7 +181,7 @@ def test_a_gradient_is_rounded_into_both_layouts(rows: int, columns: int) -> Non
         assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(208, 144), (1024, 512)])
+@pytest.mark.parametrize(("rows", "columns"), [(208, 144), (17, 33), (1024, 512)])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_bytes_are_transposed(rows: int, columns: int, dtype: torch.dtype) -> None:
     from sm_llm.worker.strategies.fsdp.float8_kernels import turned
@@ -216,7 +216,8 @@ def test_layers_in_fp8_are_those_of_torchao(compiled: bool) -> None:
     found, expected = (copy.deepcopy(plain) for _ in range(2))
     assert compute_in_float8(found, emulate=False) == 4
     convert_to_float8_training(expected, config=Float8LinearConfig())
-    given, slope = (torch.randn(2, 160, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    # Strides that are not those of rows, as they are given.
+    given, slope = (torch.randn(1, 128, 320, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(2))
     results = []
     for block in (plain, found, expected):
         own = given.clone().requires_grad_()

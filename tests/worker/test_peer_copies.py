@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import launch
 from peer_memory import PeerMemory
 
 from sm_llm.errors import RunFailed
@@ -52,6 +53,7 @@ class Peer:
     def __init__(self, theirs: torch.Tensor) -> None:
         self.theirs = theirs
         self.calls: list[Any] = []
+        self.timeouts: list[int] = []
 
     def empty(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         self.calls.append("empty")
@@ -60,8 +62,9 @@ class Peer:
     def rendezvous(self, tensor: torch.Tensor, group: Any) -> Peer:
         return self
 
-    def barrier(self, channel: int) -> None:
+    def barrier(self, channel: int, timeout_ms: int) -> None:
         self.calls.append(channel)
+        self.timeouts.append(timeout_ms)
 
     def get_remote_tensor(self, peer: int, sizes: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         self.calls.append(f"rank {peer}")
@@ -106,6 +109,8 @@ def test_devices_that_read_one_another_use_their_copy_engines(
     sharing.device.copy_obstacle.assert_called_once_with(2, is_asked_for=is_asked_for)  # type: ignore[attr-defined]
     waits = [0, "rank 1", 0, *([1, "rank 1", 1] if sums else [])]
     assert found.calls == ["empty", "empty", "synchronize"] * (2 if sums else 1) + waits * 2, "each buffer is tried"
+    assert set(found.timeouts) == {60_000}, "a trial ends also if another process never comes"
+    assert all(it.buffers.timeout == 0 for it in (collectives.gather, collectives.sum) if it is not None)
     assert os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
 
 
@@ -165,6 +170,14 @@ def test_a_trial_compares_what_was_copied(
     found = made(sharing)
     assert found.reason.startswith("wrong numbers were copied to rank 0: [0.0,")
     assert found.gather is None
+
+
+@pytest.mark.integration
+def test_a_process_that_finds_a_fault_leaves_no_other_waiting(tmp_path: Path) -> None:
+    world = launch(tmp_path, 2, {}, script="faulty_peer.py")
+    first, second = world.results["reasons"]
+    assert first.startswith("wrong numbers were copied to rank 0: [0.0,")
+    assert first == second
 
 
 @pytest.mark.parametrize(

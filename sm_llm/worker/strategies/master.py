@@ -90,12 +90,19 @@ class PlainMasters(MasterWeights):
     def collect_gradients(self, *, last: bool) -> None:
         """Those that FSDP has summed so far belong to the plain parameters."""
         for name, sharded in self._sharded.items():
-            self.parameters[name].grad = sharded.grad
+            own = self.parameters[name]
+            assert _memory(own) == _memory(sharded), f"FSDP has replaced {name}: it would train without effect"
+            own.grad = sharded.grad
 
     def drop_gradients(self) -> None:
         super().drop_gradients()
         for sharded in self._sharded.values():
             sharded.grad = None
+
+
+def _memory(parameter: torch.Tensor) -> int:
+    local = parameter._local_tensor if isinstance(parameter, DTensor) else parameter
+    return plain(local).data_ptr()
 
 
 def _as_plain(parameter: torch.nn.Parameter) -> torch.nn.Parameter:

@@ -7,6 +7,7 @@ in e5m2. The output head, norms, attention and the optimiser do not see fp8, and
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import RunFailed
@@ -32,20 +33,22 @@ def assert_float8(device: Device) -> None:
         )
 
 
-def compute_in_float8(layer: torch.nn.Module, *, emulate: bool, gathers: bool = False) -> int:
+def compute_in_float8(layer: torch.nn.Module, *, emulate: bool, shards: int = 0) -> int:
     """Let the linear layers inside of a decoder layer multiply in fp8. Returns how many do.
 
     Those with a size that is no multiple of 16 stay as they are. ``emulate``, for a CPU: numbers are rounded to fp8 and
-    multiplied in their own format, slowly, which shows what fp8 does to a loss. ``gathers``: FSDP gathers the weights
-    in fp8, half as many bytes, and each process rounds its own shards alone.
+    multiplied in their own format, slowly, which shows what fp8 does to a loss. ``shards``: FSDP gathers the weights in
+    fp8 from so many processes, half as many bytes, and each rounds its own shards alone; 0: it does not.
     """
     logging.getLogger(_PACKAGE).setLevel(logging.ERROR)  # it lists optional kernels that it could not load
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     from sm_llm.worker.strategies.fsdp.float8_layers import compute_by_kernels
 
-    config = Float8LinearConfig(emulate=emulate, enable_fsdp_float8_all_gather=gathers)
-    convert_to_float8_training(layer, module_filter_fn=_fits, config=config)
+    if shards:
+        gathered = Float8LinearConfig(emulate=emulate, enable_fsdp_float8_all_gather=True)
+        convert_to_float8_training(layer, module_filter_fn=partial(_is_gathered, shards), config=gathered)
+    convert_to_float8_training(layer, module_filter_fn=_fits, config=Float8LinearConfig(emulate=emulate))
     return compute_by_kernels(layer)
 
 
@@ -56,6 +59,15 @@ def settle_scales(model: torch.nn.Module) -> None:
     precompute_float8_dynamic_scale_for_fsdp(model)
 
 
+def _is_gathered(shards: int, module: torch.nn.Module, name: str) -> bool:
+    # FSDP pads shards that are uneven: it replaces torchao's tensor by a copy, which has no scale and which the
+    # optimiser does not know. Those are gathered as they are.
+    rows: Any = module.out_features
+    return _fits(module, name) and rows % shards == 0
+
+
 def _fits(module: torch.nn.Module, _: str) -> bool:
+    if type(module).__name__ == "Float8Linear":  # a linear layer, too, that the first of two conversions made
+        return False
     sizes: tuple[Any, ...] = (module.in_features, module.out_features)
     return all(size % FP8_UNIT == 0 for size in sizes)

@@ -23,13 +23,13 @@ def _sigmoid(values):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _largest_kernel(gate, up, found, count, programs: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _largest_kernel(gate, up, found, count, turns, programs: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
     largest = tl.zeros([block], tl.float32)
     # 64 bits: a long sequence in a wide layer has more than 2^31 elements.
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     # Neighbouring programs read neighbouring blocks, whatever the size; torch.compile's parts of a tensor are unaligned
     # unless it is divisible by their number.
-    for _ in range(tl.cdiv(count, programs * block)):
+    for _ in range(turns):
         inside = at < count
         gated = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
         hidden = gated * _sigmoid(gated) * tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
@@ -38,12 +38,19 @@ def _largest_kernel(gate, up, found, count, programs: tl.constexpr, block: tl.co
     tl.store(found + tl.program_id(0), tl.max(largest))
 
 
+def _turns(values: torch.Tensor) -> int:
+    """How many blocks each program of a reduction reads. (In the kernel, sums of 32 bits would overflow below 2^31.)"""
+    return triton.cdiv(values.numel(), _PROGRAMS * _BLOCK)  # type: ignore[no-any-return]
+
+
 @triton_op("sm_llm::gated_largest", mutates_args=())
 def gated_largest(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """The largest magnitude of ``silu(gate) * up``, an fp32 scalar. Both contiguous, of one size."""
     # The largest of each program: no memory to clear before, as an atomic maximum would need.
     found = torch.empty(_PROGRAMS, dtype=torch.float32, device=gate.device)
-    wrap_triton(_largest_kernel)[(_PROGRAMS,)](gate, up, found, gate.numel(), _PROGRAMS, _BLOCK, num_warps=_WARPS)
+    wrap_triton(_largest_kernel)[(_PROGRAMS,)](
+        gate, up, found, gate.numel(), _turns(gate), _PROGRAMS, _BLOCK, num_warps=_WARPS
+    )
     return found.amax()
 
 
@@ -56,11 +63,13 @@ def _slopes(gated, upper, slope):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _largest_slopes_kernel(gate, up, slope, found, count, programs: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _largest_slopes_kernel(  # type: ignore[no-untyped-def]
+    gate, up, slope, found, count, turns, programs: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     largest_gate = tl.zeros([block], tl.float32)
     largest_up = tl.zeros([block], tl.float32)
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    for _ in range(tl.cdiv(count, programs * block)):
+    for _ in range(turns):
         inside = at < count
         gated = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
         upper = tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
@@ -77,7 +86,7 @@ def gated_largest_slopes(gate: torch.Tensor, up: torch.Tensor, slope: torch.Tens
     """The largest magnitudes of the gradients of ``gate`` and ``up``, fp32 [2]; ``slope`` is that of their product."""
     found = torch.empty(2, _PROGRAMS, dtype=torch.float32, device=gate.device)
     wrap_triton(_largest_slopes_kernel)[(_PROGRAMS,)](
-        gate, up, slope, found, gate.numel(), _PROGRAMS, _BLOCK, num_warps=_WARPS
+        gate, up, slope, found, gate.numel(), _turns(gate), _PROGRAMS, _BLOCK, num_warps=_WARPS
     )
     return found.amax(1)
 

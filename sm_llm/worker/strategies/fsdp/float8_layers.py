@@ -40,7 +40,7 @@ def compute_by_kernels(layer: torch.nn.Module) -> int:
     for module in linears:
         module.forward = MethodType(_linear, module)
         if isinstance(module.weight, WeightWithDynamicFloat8CastTensor):
-            module.weight = torch.nn.Parameter(ShardedWeight._of(module.weight))
+            module.weight = torch.nn.Parameter(ShardedWeight._of(module.weight), module.weight.requires_grad)
     for module in filter(is_gated, layer.modules()):
         module.forward = MethodType(_gated, module)
     return len(linears)
@@ -193,7 +193,7 @@ class _Cast:
         # rows of the forward pass, a byte for each element. Now it computes them again, from what a layer keeps anyway.
         limit = torch.finfo(_FORWARD).max
         bits = (scale * rows.float()).clamp(-limit, limit).to(_FORWARD)
-        return self.made(_operations(bits).turned(bits).t(), scale, rows.dtype)
+        return self.made(_operations(bits).turned(bits.contiguous()).t(), scale, rows.dtype)
 
     def slopes(self, slope: torch.Tensor) -> tuple[Float8TrainingTensor, Float8TrainingTensor]:
         """A gradient [n, f], for the product that gives the input's, and [f, n], for the weight's."""

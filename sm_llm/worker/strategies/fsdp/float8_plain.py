@@ -1,4 +1,7 @@
-"""What float8_kernels.py computes, in torch's operations: for CPUs, and as what the kernels are tested against."""
+"""What float8_kernels.py computes, in torch's operations: for CPUs, and as what the kernels are tested against.
+
+It takes what the kernels take: they read memory row by row, whatever the strides.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,7 @@ def gated_slopes(
     gate_scale: torch.Tensor,
     up_scale: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
+    assert all(it.is_contiguous() for it in (gate, up, slope))
     of_gate, of_up = slopes(gate, up, slope)
     in_gate, in_up = (_cast(*it, torch.float8_e5m2) for it in ((of_gate, gate_scale), (of_up, up_scale)))
     return turned(rounded(F.silu(gate) * up, hidden_scale)), in_gate, turned(in_gate), in_up, turned(in_up)
@@ -39,11 +43,13 @@ def rounded(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def rounded_both(values: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    assert values.is_contiguous()
     found = _cast(values, scale, torch.float8_e5m2)
     return found, turned(found)
 
 
 def turned(values: torch.Tensor) -> torch.Tensor:
+    assert values.is_contiguous()
     return values.t().contiguous()
 
 

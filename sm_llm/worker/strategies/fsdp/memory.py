@@ -67,7 +67,9 @@ class _OffloadedInputs(OffloadWrapper):
 
 def _address(tensor: torch.Tensor) -> int:
     """Where the memory of a tensor, or of that which it is a view of, begins."""
-    return tensor.untyped_storage().data_ptr()
+    # A weight that was gathered in fp8 is a wrapper without memory, around its bytes.
+    held: torch.Tensor = getattr(tensor, "_data", tensor)
+    return held.untyped_storage().data_ptr()
 
 
 def _selective_contexts() -> tuple[Any, Any]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _GATHERING, _REDUCING = 0, 1
 """Channels of barriers: those of two streams at the same time must differ."""
+_TRIAL_TIMEOUT = 60_000
+"""Milliseconds that a GPU waits for another one in a trial; then torch fails, where it would wait for ever."""
 
 
 class PeerBuffers:
@@ -37,14 +39,21 @@ class PeerBuffers:
     """
 
     def __init__(self, device: torch.device, channel: int, size: int) -> None:
-        """Allocate them, ``size`` bytes each. The first use of each is a collective."""
+        """Allocate them, ``size`` bytes each. ``connect`` comes before the first use."""
         self._channel = channel
+        self.timeout = 0
+        """Milliseconds that a GPU waits for the others; 0: for ever."""
         self._buffers = [symmetric.empty(size, dtype=torch.uint8, device=device) for _ in range(2)]
         # New memory is filled with zeros, on another stream than the one that is about to write to it.
         torch.get_device_module(device).synchronize()
         self._unused = [_references(it) for it in self._buffers]
         """References to the storage of each when nobody else has any."""
         self._turn = 0
+
+    def connect(self, group: dist.ProcessGroup) -> None:
+        """Let the processes of a group read them. A collective, on the hosts."""
+        for buffer in self._buffers:
+            symmetric.rendezvous(buffer, group)
 
     def take(self, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """The next buffer as a tensor of this size. Raises ``RunFailed`` if what it held is still in use."""
@@ -61,13 +70,13 @@ class PeerBuffers:
         """Rank and ``tensor`` (flat) of every other process, once all have written theirs. At the end all have read."""
         (buffer,) = (it for it in self._buffers if it.data_ptr() == tensor.data_ptr())
         shared = symmetric.rendezvous(buffer, group)
-        shared.barrier(self._channel)
+        shared.barrier(self._channel, self.timeout)
         for step in range(1, group.size()):
             # Each starts with its neighbour, so that no GPU is read by all of them at once.
             rank = (group.rank() + step) % group.size()
             theirs = shared.get_remote_tensor(rank, buffer.shape, buffer.dtype)
             yield rank, theirs[: tensor.nbytes].view(tensor.dtype)
-        shared.barrier(self._channel)
+        shared.barrier(self._channel, self.timeout)
 
 
 class PeerGather:
@@ -75,17 +84,17 @@ class PeerGather:
 
     def __init__(self, device: torch.device, size: int) -> None:
         """``size``: bytes of the largest group of parameters."""
-        self._buffers = PeerBuffers(device, _GATHERING, size)
+        self.buffers = PeerBuffers(device, _GATHERING, size)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for what is gathered; FSDP writes the process's own part into it."""
-        return self._buffers.take(size, dtype)
+        return self.buffers.take(size, dtype)
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> None:
         part = input_tensor.numel()
-        for rank, theirs in self._buffers.others(output_tensor, group):
+        for rank, theirs in self.buffers.others(output_tensor, group):
             output_tensor.narrow(0, rank * part, part).copy_(theirs.narrow(0, rank * part, part), non_blocking=True)
 
 
@@ -94,17 +103,17 @@ class PeerSum:
 
     def __init__(self, device: torch.device, size: int) -> None:
         """``size``: bytes of the gradients of the largest group of parameters."""
-        self._buffers = PeerBuffers(device, _REDUCING, size)
+        self.buffers = PeerBuffers(device, _REDUCING, size)
 
     def allocate(self, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Memory for the gradients of a group of parameters."""
-        return self._buffers.take(size, dtype)
+        return self.buffers.take(size, dtype)
 
     def add(self, result: torch.Tensor, gradients: torch.Tensor, group: dist.ProcessGroup, *, averages: bool) -> None:
         """Put the sum, or the average, of the processes' parts for this one, by rank, into ``result``."""
         part, rank, count = result.numel(), group.rank(), group.size()
         received = torch.empty(count - 1, part, dtype=gradients.dtype, device=gradients.device)
-        for other, theirs in self._buffers.others(gradients, group):
+        for other, theirs in self.buffers.others(gradients, group):
             received[other - (other > rank)].copy_(theirs.narrow(0, rank * part, part), non_blocking=True)
         own = gradients.view(-1).narrow(0, rank * part, part)
         _add_parts(own, received, rank, 1 / count if averages else 1.0, result)
@@ -139,6 +148,7 @@ class PeerCollectives:
         self.reason = (
             _agreed(_obstacle(sharing, is_asked_for=is_asked_for))
             or _agreed(self._allocate(sharing))
+            or _agreed(self._connect(sharing))
             or _agreed(self._failure(sharing))
         )
         if self.reason:
@@ -154,17 +164,32 @@ class PeerCollectives:
             return _shown(error)
         return ""
 
-    def _failure(self, sharing: Sharing) -> str:
-        """What goes wrong when every process gives its rank to all others, through each of the buffers."""
-        rank, count = sharing.group.rank(), sharing.group.size()
+    def _connect(self, sharing: Sharing) -> str:
         try:
-            for _ in range(2):
-                numbers = self._exchanged(sharing)
-                if numbers != [*range(count), *([count * rank + sum(range(count))] if self._sums else [])]:
-                    return f"wrong numbers were copied to rank {rank}: {numbers}"
+            for buffers in self._buffers():
+                buffers.connect(sharing.group)
         except Exception as error:
             return _shown(error)
         return ""
+
+    def _buffers(self) -> list[PeerBuffers]:
+        return [it.buffers for it in (self.gather, self.sum) if it is not None]
+
+    def _failure(self, sharing: Sharing) -> str:
+        """What goes wrong when every process gives its rank to all others, through each of the buffers."""
+        rank, count = sharing.group.rank(), sharing.group.size()
+        for buffers in self._buffers():
+            buffers.timeout = _TRIAL_TIMEOUT
+        try:
+            # Both are used before anything is compared: the others would wait for a process that has found a fault.
+            rounds = [self._exchanged(sharing) for _ in range(2)]
+        except Exception as error:
+            return _shown(error)
+        for buffers in self._buffers():
+            buffers.timeout = 0
+        expected = [*range(count), *([count * rank + sum(range(count))] if self._sums else [])]
+        wrong = next((it for it in rounds if it != expected), None)
+        return "" if wrong is None else f"wrong numbers were copied to rank {rank}: {wrong}"
 
     def _exchanged(self, sharing: Sharing) -> list[float]:
         """All ranks, and with ``sums`` the sum of what the processes have for this one: their rank plus its own."""

@@ -150,8 +150,8 @@ class FsdpStrategy:
         for number, (parent, name) in enumerate(decoder_layers(self._model, config)):
             own = parent.get_submodule(name)
             # Innermost: what wraps the layer must see the modules that compute.
-            emulate, gathers = self.device.type == "cpu", self._gathers_float8
-            if self._in_float8 and not compute_in_float8(own, emulate=emulate, gathers=gathers):
+            emulate, shards = self.device.type == "cpu", self.layout.shard if self._gathers_float8 else 0
+            if self._in_float8 and not compute_in_float8(own, emulate=emulate, shards=shards):
                 raise RunFailed(f"task.precision.compute: no product of {names[id(own)]} fits fp8. Use bf16")
             layer = wrap_layer(own, number, self._spec, keep_rng=keep_rng)
             parent.register_module(name, layer)
