@@ -147,6 +147,13 @@ SUITES = {
         ),
         3,
     ),
+    "best": Suite(
+        "8B, each side's best, in bf16",
+        2,
+        (("8b-auto-2", OURS), ("8b-kept", TORCHTITAN), ("8b-moments-bf16", OURS)),
+        3,
+    ),
+    "fp8": Suite("8B, each side's best, in fp8", 2, (("8b-auto-fp8-2", OURS), ("8b-fp8-2", TORCHTITAN)), 3),
     "copies": Suite(
         "8B with copy engines and with NCCL",
         2,

@@ -17,6 +17,7 @@ from sm_llm.errors import RunFailed
 from sm_llm.spec.parallelism.base import Layout
 from sm_llm.worker.device import CpuDevice
 from sm_llm.worker.strategies.fsdp import peer_copies
+from sm_llm.worker.strategies.fsdp import strategy as strategy_module
 from sm_llm.worker.strategies.fsdp.peer_copies import (
     PeerBuffers,
     PeerCollectives,
@@ -226,6 +227,21 @@ def choosing(
     strategy._task = Mock(deterministic=given.pop("deterministic"), precision=Mock(reduce="fp32"))
     strategy._spec = Mock(copy_engine_collectives=wanted, **given)
     return strategy
+
+
+def test_memory_that_another_stream_writes_is_not_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reduced gradients may lie in memory of the stream that computes (``share_gradient_memory``)."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    for name in ("ask_for_determinism", "start_process_group"):
+        monkeypatch.setattr(strategy_module, name, Mock(return_value=False))
+    strategy = object.__new__(FsdpStrategy)
+    strategy._in_float8, strategy.device, strategy._spec = False, CpuDevice(), Mock(offload_optimizer=False)
+    strategy._process, strategy._task = Mock(world_size=1), Mock(deterministic=False)
+    strategy.setup()
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    strategy._task = Mock(deterministic=True)
+    strategy.setup()
+    assert not torch.utils.deterministic.fill_uninitialized_memory
 
 
 def test_two_buffers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

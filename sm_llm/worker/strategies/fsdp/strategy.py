@@ -86,6 +86,8 @@ class FsdpStrategy:
         self._owns_group = start_process_group(self.device.torch_device, self._process)
         if self._task.deterministic:
             ask_for_determinism()
+            # Else torch fills new memory on the stream that asks for it, beside another one that writes to it already.
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         # Offloading is done by FSDP, so a single process is wrapped for it, too.
         if self._process.world_size > 1 or self._spec.offload_optimizer:
             self._meshes = make_meshes(self.device.type, self.layout)
