@@ -98,9 +98,6 @@ SETTINGS = {
     "8b-nccl-fp8": Setting("llama-3.1-8b", 8192, 2, 2, {}, "auto", {**AUTO, **NCCL}, "fp8", "auto"),
     "8b-nccl-selective": Setting("llama-3.1-8b", 8192, 1, 2, parallelism={**SELECTIVE, **NCCL}),
     "8b-moments-bf16": Setting("llama-3.1-8b", 8192, 2, 2, {}, "auto", AUTO, micro_batch_size="auto", moments="bf16"),
-    "8b-moments-budget": Setting(
-        "llama-3.1-8b", 8192, 2, 2, parallelism={**KEPT, **BUDGET, "activation_memory_budget": 0.85}, moments="bf16"
-    ),
     "8b-tp": Setting("llama-3.1-8b", 8192, 1, 2, parallelism={"tensor_parallel_degree": 2}),
     "8b-tp-eager": Setting("llama-3.1-8b", 8192, 1, 2, parallelism={"tensor_parallel_degree": 2}, compile=False),
     "8b-async-tp": Setting(

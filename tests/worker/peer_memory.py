@@ -59,7 +59,10 @@ class _Shared:
         self._is_open = False
 
     def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
-        """The first opens the others' memory to this process, the next one closes it."""
+        """The first opens the others' memory to this process, the next one closes it.
+
+        ``timeout_ms`` is the GPUs'; who waits in vain here fails after the time of the process group.
+        """
         assert self._channel in (None, channel), "two streams may wait at this memory at once"
         self._channel, self._is_open = channel, not self._is_open
         dist.barrier(self._group)

@@ -15,6 +15,7 @@ from sm_llm import optional
 from sm_llm.errors import RunFailed
 from sm_llm.worker.device import CpuDevice
 from sm_llm.worker.strategies.fsdp import float8, float8_layers, float8_plain
+from sm_llm.worker.strategies.master import PlainMasters
 from sm_llm.worker.strategies.model import build_on_meta, decoder_layers
 
 CONFIG = {
@@ -167,6 +168,15 @@ def test_weights_that_fsdp_gathers_are_rounded_as_torchao_rounds_them() -> None:
     expected = (weight._tensor * scale * 1.5).clamp(-448, 448).to(torch.float8_e4m3fn)
     assert torch.equal(found.float(), expected.float())
     assert not torch.equal(found.float(), dynamic.float())
+
+
+def test_masters_that_fsdp_has_cut_off_are_noticed() -> None:
+    """They would be updated, and the weights that are gathered would stay as they are."""
+    masters = PlainMasters({"weight": torch.nn.Parameter(torch.ones(2))})
+    masters.collect_gradients(last=True)
+    masters._sharded["weight"] = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(AssertionError, match="FSDP has replaced weight"):
+        masters.collect_gradients(last=True)
 
 
 def test_a_gpu_without_fp8_is_named() -> None:

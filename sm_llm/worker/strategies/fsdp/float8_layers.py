@@ -23,7 +23,7 @@ from torchao.float8.float8_training_tensor import (
     LinearMMConfig,
     hp_tensor_and_scale_to_float8,
 )
-from torchao.float8.float8_utils import amax_to_scale, tensor_to_scale
+from torchao.float8.float8_utils import amax_to_scale, tensor_to_scale, to_fp8_saturated
 from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor
 
 from sm_llm.worker.strategies.fsdp import float8_plain
@@ -191,8 +191,7 @@ class _Cast:
         """
         # Written in another order than torchao's: torch.compile would find that both are the same and keep the rounded
         # rows of the forward pass, a byte for each element. Now it computes them again, from what a layer keeps anyway.
-        limit = torch.finfo(_FORWARD).max
-        bits = (scale * rows.float()).clamp(-limit, limit).to(_FORWARD)
+        bits = to_fp8_saturated(scale * rows.float(), _FORWARD)
         return self.made(_operations(bits).turned(bits.contiguous()).t(), scale, rows.dtype)
 
     def slopes(self, slope: torch.Tensor) -> tuple[Float8TrainingTensor, Float8TrainingTensor]:
