@@ -90,6 +90,7 @@ def tables(found: Turns) -> Iterator[str]:
     yield from peaks(found)
     yield from starts_of(found)
     yield from overheads(found)
+    yield from saves_of(found)
 
 
 def _rate(found: Turns, name: str, subject: str) -> float | None:
@@ -152,6 +153,20 @@ def overheads(found: Turns) -> Iterator[str]:
                 f"loop over engine, {name}: {statistics.median(shares):+.2%} (median of {len(shares)} pairs of blocks, "
                 f"{min(shares):+.2%} to {max(shares):+.2%}; bar 1%)"
             )
+
+
+def saves_of(found: Turns) -> Iterator[str]:
+    """Asynchronous saves of ours: what the loop waited for, and how fast they were written and published."""
+    for name, by_subject in found.items():
+        for turn in by_subject.get(OURS, []):
+            for save in turn.get("saves") or []:
+                size = save["bytes"] / 1e9
+                beside = ", while another one was being written" if save["overlaps"] else ""
+                yield (
+                    f"save of {name}, {size:.1f} GB{beside}: blocked {save['blocked']:.3f} s (bar 1 s the first time, "
+                    f"0.3 s later), on disk after {save['written']:.1f} s ({size / save['written']:.1f} GB/s; bar 2), "
+                    f"published after {save['published']:.1f} s, step beside it {save['step'] * 1e3:.0f} ms"
+                )
 
 
 if __name__ == "__main__":

@@ -112,14 +112,26 @@ class Ours:
         return shares
 
     def saves(self, count: int) -> list[dict[str, float]]:
-        """Asynchronous saves, a step after each: how long the loop waited, and until each was published."""
-        found = []
-        for _ in range(count):
+        """Asynchronous saves, a step after each; the last one begins while the one before it is being written.
+
+        Seconds: how long the loop waited (with the end of the step that was queued), until a save was on disk and
+        published, and what the step beside it took.
+        """
+        from sm_llm.worker.inputs.space import own_bytes
+
+        training = self._loop.training
+        checkpointer, found = training.checkpointer, []
+        for number in range(count + 1):
             self.step()
+            if number == count:
+                self._loop.save_began()
+                self.step()
             blocked, began = self._loop.save_began(), time.perf_counter()
             seconds = step_seconds(self.step, 1, self.device)
-            self._loop.training.checkpointer.finish()
-            found.append({"blocked": blocked, "published": time.perf_counter() - began, "step": max(seconds)})
+            checkpointer.finish()
+            about = {"blocked": blocked, "published": time.perf_counter() - began, "step": max(seconds)}
+            written = {"bytes": own_bytes(training.strategy.state_dict()), "written": checkpointer._writer.seconds}
+            found.append(about | written | {"overlaps": number == count})
         return found
 
     def step(self) -> None:

@@ -144,7 +144,8 @@ class CheckpointSpec(SpecModel):
     """Write and publish in the background; false waits for each, at most ``max_blocking_seconds``. Strategy nxd always
     waits until the node's disk has a save."""
     max_blocking_seconds: float = Field(default=60.0, gt=0, le=2_419_200)
-    """Wait at most this long until an earlier save is on the local disk; then skip the new one with a warning."""
+    """While earlier saves are being written to the local disk, wait at most this long for memory to copy to; then skip
+    the new save with a warning."""
     max_unpublished_seconds: float = Field(default=7200.0, gt=0, le=2_419_200)
     """A slow or failing store does not stop training until a save has waited this long to be published; then fail."""
 

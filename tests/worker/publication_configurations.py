@@ -5,10 +5,12 @@ Every process runs every configuration in turn. Rank 0 spoils requests and write
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +25,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from worker_jobs import events, job_environment, job_file, train_task
 
-from sm_llm.errors import StorageError
+from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.spec.training import CheckpointSpec
 from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.s3_store import S3Store
+from sm_llm.worker.checkpoint import save_writer, staging
 from sm_llm.worker.checkpoint.checkpoint import Checkpointer
 from sm_llm.worker.checkpoint.checkpoint_restore import Fetcher
 from sm_llm.worker.context import WorkerContext
@@ -84,8 +87,7 @@ class Bench:
 
     def written(self) -> None:
         """Wait until the newest save is on disk."""
-        assert self.checkpointer._writing is not None
-        self.checkpointer._writing.result(30)
+        self.checkpointer._writes[-1].result(30)
 
     def restore(self, _: str = "") -> tuple[int | None, list[str]]:
         """The step that is restored, and the files this node then has."""
@@ -169,6 +171,48 @@ def slow(root: Root) -> None:
     bench.checkpointer.finish()
     bench.close()
     bench.note(left=bench.folders(), meanwhile=meanwhile)
+
+
+def overlapping(root: Root) -> None:
+    """A disk that takes nothing while saves come: with memory for two copies, for one, and where a write fails."""
+    disk, written = threading.Event(), save_writer.ShardWriter.write_data
+
+    def write_data(writer: Any, plan: Any, planner: Any) -> Any:
+        disk.wait(60)
+        if planner.state_dict["count"][0] == 7:
+            raise OSError(errno.EIO, "the disk is broken")
+        return written(writer, plan, planner)
+
+    save_writer.ShardWriter.write_data = write_data  # type: ignore[method-assign]
+    facts: dict[str, Any] = {}
+    memory = staging.available_memory
+    for name, free in (("two", memory), ("one", lambda: 0)):
+        staging.available_memory = free
+        bench = Bench(root, f"overlapping-{name}", keep_last=9, max_blocking_seconds=0.5)
+        disk.clear()
+        for step in (1, 2, 3):
+            bench.save(step)
+        disk.set()
+        bench.checkpointer.finish()
+        bench.save(4)
+        bench.checkpointer.finish()
+        bench.close()
+        facts[name] = {"blocked": bench.blocked, "notices": [it["message"] for it in bench.events("notice")]}
+        bench.note(left=bench.folders())
+    staging.available_memory = memory
+    bench = Bench(root, "overlapping", keep_last=9)
+    disk.clear()
+    for step in (7, 8):
+        bench.save(step)
+    disk.set()
+    try:
+        bench.checkpointer.finish()
+    except CheckpointError as error:
+        facts["error"] = str(error)
+        bench.checkpointer.__exit__(CheckpointError)
+    bench.context.close()
+    save_writer.ShardWriter.write_data = written  # type: ignore[method-assign]
+    bench.note(**facts)
 
 
 def outage(root: Root) -> None:
@@ -317,7 +361,7 @@ def storm(root: Root) -> None:
     bench.note(last=step + 1)
 
 
-CONFIGURATIONS = (plain, slow, outage, unpublished, killed_agent, hurried, zombie, restored, split, storm)
+CONFIGURATIONS = (plain, slow, overlapping, outage, unpublished, killed_agent, hurried, zombie, restored, split, storm)
 
 
 def run_all(folder: Path, endpoint: str, bucket: str, names: list[str]) -> None:

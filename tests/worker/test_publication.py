@@ -75,6 +75,29 @@ def test_I8_a_hanging_store_blocks_no_step_and_the_newest_save_takes_the_place_o
     assert not slow["events"]["publication_late"], "it is slow, but within what is usual"
 
 
+def test_a_save_waits_for_no_other_that_is_being_written_while_there_is_memory_for_both(
+    results: dict[str, Any],
+) -> None:
+    result = results["overlapping"]
+    for rank in result["ranks"]:
+        first, second, third, _ = rank["two"]["blocked"]
+        assert max(first, second) < 0.5 <= third
+        first, second, third, _ = rank["one"]["blocked"]
+        assert first < 0.5 <= min(second, third)
+    skipped = "checkpoint of step {} skipped: an earlier one is still being written"
+    assert result["ranks"][0]["two"]["notices"] == [skipped.format(3)]
+    assert result["ranks"][0]["one"]["notices"] == [skipped.format(2), skipped.format(3)]
+    assert published(results["overlapping-two"])[-1] == published(results["overlapping-one"])[-1] == 4
+    assert [2, True] in results["overlapping-two"]["checkpoints"]
+    assert all(rank["left"] == [] for name in ("two", "one") for rank in results[f"overlapping-{name}"]["ranks"])
+
+
+def test_a_write_that_failed_is_raised_although_a_newer_save_was_published(results: dict[str, Any]) -> None:
+    result = results["overlapping"]
+    assert all("the disk is broken" in rank["error"] for rank in result["ranks"])
+    assert [8, True] in result["checkpoints"]
+
+
 def test_I11_scratch_holds_three_saves_at_most_and_none_in_the_end(results: dict[str, Any]) -> None:
     assert all(rank["most_folders"] <= 3 for rank in results["slow"]["ranks"])
     assert max(rank["most_folders"] for rank in results["slow"]["ranks"]) >= 2

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 
+from sm_llm.worker.checkpoint import staging as module
 from sm_llm.worker.checkpoint.staging import Staging
 from sm_llm.worker.device import CpuDevice
 
@@ -63,3 +65,23 @@ def test_the_copy_is_complete_once_it_was_waited_for() -> None:
     copied["a"].zero_()
     wait()
     assert copied["a"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("free", "copies"), [(48 * 2, 2), (48 * 2 - 2, 1)])
+def test_sets_of_buffers_take_turns_where_half_of_the_memory_holds_them(
+    free: int, copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """24 bytes of state in each of two processes, once or twice."""
+    monkeypatch.setattr(module, "available_memory", lambda: free * 2)
+    staging, state = Staging(LateDevice(), processes=2, copies=2), {"a": torch.ones(4), "b": torch.zeros(2)}
+    staging.prepare(state)
+    assert staging.copies == copies
+    addresses = []
+    for number in range(4):
+        state["a"].fill_(number)
+        copied, wait = staging.stage(state)
+        wait()
+        assert copied["a"].tolist() == [number] * 4
+        addresses.append(copied["a"].data_ptr())
+    assert len(set(addresses)) == copies
+    assert addresses[:2] == addresses[2:]

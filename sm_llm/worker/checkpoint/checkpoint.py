@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from datetime import timedelta
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 PUBLICATION_TIMEOUT = timedelta(hours=2)
 """How long the slowest node may take to store its part before the others give the job up."""
+_COPIES = 2
+"""States on the host at a time: one that is being written, and the next one."""
 # How much later than another process this one learns what went wrong in the background.
 _ECHO_SECONDS = 10.0
 
@@ -68,18 +71,20 @@ class Checkpointer:
             self._announce,
         )
         self._writer = SaveWriter(context, ControlGroup(PUBLICATION_TIMEOUT), self._publisher)
-        self._staging = Staging(device)
-        self._writing: Future[Sealed] | None = None
+        copies = _COPIES if spec.async_save else 1
+        self._staging = Staging(device, processes=context.process.local_world_size, copies=copies)
+        self._writes: deque[Future[Sealed]] = deque(maxlen=_COPIES)
         self._protected: set[int] = set()
         self._last_saved: int | None = None
         self._deadline: float | None = None
 
     @property
     def expected_seconds(self) -> float | None:
-        """How long it would take to save now, from experience: the save in flight comes first. None without any."""
+        """How long it would take to save now, from experience: saves in flight come first. None without any."""
         if self._writer.seconds is None or self._publisher.seconds is None:
             return None
-        seconds = self._writer.seconds + self._publisher.seconds
+        writes = 1 + sum(not it.done() for it in self._writes)
+        seconds = writes * self._writer.seconds + self._publisher.seconds
         return seconds + (self._publisher.seconds if self._publisher.is_busy else 0.0)
 
     @property
@@ -105,10 +110,10 @@ class Checkpointer:
     ) -> float:
         """Begin a save of ``step``; returns the seconds the loop was blocked.
 
-        ``state`` are the live tensors by name, ``private`` this rank's JSON, ``meta`` goes into the commit. While an
-        earlier save is still being written after ``max_blocking_seconds``, this one is skipped with a warning, unless
-        it is ``required``. One that ``waits`` is published when this returns, which raises what goes wrong. A step is
-        saved at most once.
+        ``state`` are the live tensors by name, ``private`` this rank's JSON, ``meta`` goes into the commit. While there
+        is no memory for another copy after ``max_blocking_seconds``, since earlier saves are still being written, this
+        one is skipped with a warning, unless it is ``required``. One that ``waits`` is published when this returns,
+        which raises what goes wrong. A step is saved at most once.
         """
         began = time.perf_counter()
         # The last step can be due twice: by its interval, and as the end or stop. One slot has one commit.
@@ -134,7 +139,7 @@ class Checkpointer:
         waits = waits or not self._spec.async_save
         blocked = None if waits else time.perf_counter() - began
         self._last_saved = step
-        self._writing = self._writer.submit(SaveJob(save, content, private, meta, began, blocked))
+        self._writes.append(self._writer.submit(SaveJob(save, content, private, meta, began, blocked)))
         if waits and not self._wait(None if required else self._spec.max_blocking_seconds):
             self._context.notice(f"checkpoint of step {step}: is not published yet", "warning")
         return time.perf_counter() - began
@@ -163,8 +168,8 @@ class Checkpointer:
 
     @property
     def _failure(self) -> BaseException | None:
-        written = self._writing.exception() if self._writing is not None and self._writing.done() else None
-        return written or self._publisher.failure
+        failures = (it.exception() for it in self._writes if it.done())
+        return next(filter(None, failures), self._publisher.failure)
 
     @property
     def alarm(self) -> str:
@@ -199,12 +204,12 @@ class Checkpointer:
         self._publisher.close(wait=kind is None)
 
     def _make_room(self, required: bool) -> bool:
-        """Wait until the save before this one is on disk, within the bound; all ranks get the same answer."""
-        if self._writing is not None:
-            # Staging has one set of buffers, which the save before still reads while it is written.
-            wait_for([self._writing], timeout=None if required else self._spec.max_blocking_seconds)
-        busy = self._writing is not None and not self._writing.done()
-        if self._control.any(busy):
+        """Wait until the buffers of this save are free, within the bound; all ranks get the same answer."""
+        # A save that is being written reads those that it was copied to; what a library writes, it writes one by one.
+        copies = self._staging.copies if self._library is None else 1
+        before = list(self._writes)[-copies:]
+        unfinished = [before[0]] if len(before) == copies else []
+        if self._control.any(bool(wait_for(unfinished, None if required else self._spec.max_blocking_seconds)[1])):
             return False
         self.check()
         return True
@@ -214,15 +219,16 @@ class Checkpointer:
         limits = [time.monotonic() + seconds] if seconds is not None else []
         limits += [self._deadline] if self._deadline is not None else []
         deadline = min(limits, default=None)
-        if self._writing is None:
+        if not self._writes:
             return True
         # Only words an alarm: whether training continues or waits.
         self._publisher.is_awaited = True
-        done = _is_done(self._writing, deadline) and _is_done(self._writing.result().done, deadline)
+        done = all(_is_over(it, deadline) for it in self._writes)
         self._publisher.is_awaited = False
         if done:
-            # Raises what the publication ended with. A save that a newer one replaced ends with None.
-            self._writing.result().done.result()
+            # Raises what a publication ended with. A save that a newer one replaced ends with None.
+            for write in self._writes:
+                write.result().done.result()
         # Without a deadline every process waits to the end, and there is nothing to agree on. All have one or none.
         return deadline is None or not self._control.any(not done)
 
@@ -259,6 +265,11 @@ class Checkpointer:
             )
         except StorageError as error:
             self._context.notice(f"old checkpoints could not be deleted: {error}", "warning")
+
+
+def _is_over(write: Future[Sealed], deadline: float | None) -> bool:
+    """Wait until a save is published, or was not written, until ``deadline``."""
+    return _is_done(write, deadline) and (write.exception() is not None or _is_done(write.result().done, deadline))
 
 
 def _is_done(future: Future[Any], deadline: float | None) -> bool:

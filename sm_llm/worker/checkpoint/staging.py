@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from sm_llm.worker.checkpoint.host_memory import available_memory
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from concurrent.futures import Future
@@ -17,25 +19,39 @@ if TYPE_CHECKING:
     from sm_llm.worker.device import Device
 
 _THREADS = 4
+_MOST_SHARE = 0.5
+"""Of the host's free memory, for two sets of buffers: data loaders and the page cache of what is written need some."""
 
 
 class Staging:
     """Host buffers that are kept from save to save: pinned where tensors come from a GPU.
 
-    One copy exists at a time: whoever reads the last one must have finished before the next ``stage``.
+    ``copies`` sets of them take turns: whoever reads one must have finished before the ``stage`` that uses it again.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, *, processes: int = 1, copies: int = 1) -> None:
+        """``copies``: as many at most; one where those of all ``processes`` of the node would take too much memory."""
         self._device = device
-        self._buffers: dict[str, Future[torch.Tensor]] = {}
+        self._processes = processes
+        self._sets: list[dict[str, Future[torch.Tensor]]] = [{} for _ in range(copies)]
         self._meshes: dict[DeviceMesh, DeviceMesh] = {}
+
+    @property
+    def copies(self) -> int:
+        """Sets of buffers: how many states can be on the host at a time."""
+        return len(self._sets)
 
     def prepare(self, state: Mapping[str, torch.Tensor]) -> None:
         """Begin to make the buffers for ``state``, beside whatever comes next: to pin 18 GB takes ten seconds."""
+        if not self._sets[0]:
+            size = sum(_local(it).nbytes for it in state.values()) * self._processes
+            if size * self.copies > available_memory() * _MOST_SHARE:
+                del self._sets[1:]
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="host-buffers")
-        for name, tensor in state.items():
-            if name not in self._buffers:
-                self._buffers[name] = pool.submit(self._device.host_buffer, _local(tensor))
+        for buffers in self._sets:
+            for name, tensor in state.items():
+                if name not in buffers:
+                    buffers[name] = pool.submit(self._device.host_buffer, _local(tensor))
         pool.shutdown(wait=False)
 
     def stage(self, state: Mapping[str, torch.Tensor]) -> tuple[dict[str, Any], Callable[[], None]]:
@@ -44,7 +60,9 @@ class Staging:
         The first call is a collective. Sharded tensors stay sharded in the same way, over a mesh of host memory.
         """
         self.prepare(state)
-        buffers = {name: self._buffers[name].result() for name in state}
+        # The one that was used longest ago comes first.
+        self._sets.append(self._sets.pop(0))
+        buffers = {name: self._sets[-1][name].result() for name in state}
         wait = self._device.copy_out([(buffers[name], _local(tensor)) for name, tensor in state.items()])
         return {name: self._as_sharded(buffers[name], tensor) for name, tensor in state.items()}, wait
 
