@@ -350,7 +350,6 @@ def test_choices_by_type_and_comments_are_counted() -> None:
 
 OF_DEVICES = {
     "sm_llm.worker.device": "the interface",
-    "sm_llm.worker.strategies.fsdp.attention_kernel": "torch answers there why it refuses a kernel of attention",
     "sm_llm.worker.strategies.fsdp.reduction": "the stream that FSDP2 reduces on, which only that engine has",
 }
 """Modules that use the interface of one kind of device, each with the reason."""

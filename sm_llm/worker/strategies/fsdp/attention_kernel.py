@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import ExitStack
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from sm_llm.runs.events.events import AttentionChosen
 from sm_llm.spec.machines.hardware import CUDNN, EFFICIENT, FLASH, MATH
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from sm_llm.worker.strategies.fsdp.attention import CausalAttention
 
@@ -37,6 +38,7 @@ _OPERATIONS = {
     "_scaled_dot_product_flash_attention_for_cpu": FLASH,
     "_scaled_dot_product_efficient_attention": EFFICIENT,
 }
+_HEADINGS = {CUDNN: "cudnn", FLASH: "flash", EFFICIENT: "memory efficient"}
 _FASTEST_FIRST = (CUDNN, FLASH, EFFICIENT, MATH)
 
 
@@ -62,11 +64,12 @@ def found_kernel(
     if attention.replaces_torchs:
         return AttentionChosen(attention.replaces_torchs, expected, [])
     query, key = _inputs(attention, config, dtype)
+    run = partial(attention.torchs, _layer(config), query, key, key, dropout=_dropout(config))
     with _Operations() as seen:
-        attention.torchs(_layer(config), query, key, key, dropout=_dropout(config))
+        run()
     found = next((_OPERATIONS[it] for it in seen.names if it in _OPERATIONS), MATH)
     slower = expected in _FASTEST_FIRST and _FASTEST_FIRST.index(found) > _FASTEST_FIRST.index(str(expected))
-    reasons = _reasons(str(expected), query, key, attention.mask, _dropout(config)) if slower else []
+    reasons = _reasons(str(expected), run) if slower else []
     return AttentionChosen(found, expected, reasons)
 
 
@@ -106,26 +109,29 @@ def _dropout(config: Mapping[str, Any]) -> float:
     return float(config.get("attention_dropout") or 0.0)
 
 
-def _reasons(
-    expected: str, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, dropout: float
-) -> list[str]:
-    """Why torch does not take the kernel ``expected``, in its own words."""
-    usable = {
-        CUDNN: torch.backends.cuda.can_use_cudnn_attention,
-        FLASH: torch.backends.cuda.can_use_flash_attention,
-        EFFICIENT: torch.backends.cuda.can_use_efficient_attention,
-    }
-    found: list[str] = []
-
-    def note(text: Warning | str, *_: Any, **__: Any) -> None:
-        found.append(str(text).partition(" (Triggered")[0].strip())
-
-    with warnings.catch_warnings():  # which puts back what shows them
+def _reasons(expected: str, run: Callable[[], object]) -> list[str]:
+    """Why torch does not take the kernel ``expected`` for ``run``, in the words that it warns in where it may take no
+    other one."""
+    with warnings.catch_warnings(record=True) as caught, sdpa_kernel(_BACKENDS[expected]):
         warnings.simplefilter("always")
-        warnings.showwarning = note  # type: ignore[assignment]
-        grouped = query.shape[1] != key.shape[1]
-        causal = mask is None
-        able = usable[expected](torch.backends.cuda.SDPAParams(query, key, key, mask, dropout, causal, grouped), True)
-    if able:
-        return [f"torch prefers another, though {expected} can compute it"]
-    return list(dict.fromkeys(filter(None, found))) or ["torch gives no reason"]
+        try:
+            run()
+        except RuntimeError:
+            return reasons_in([str(it.message) for it in caught], expected) or ["torch gives no reason"]
+    return [f"torch prefers another, though {expected} can compute it"]
+
+
+def reasons_in(texts: Iterable[str], kernel: str) -> list[str]:
+    """Those of torch's warnings that follow its heading for ``kernel``, without where they were triggered.
+
+    Headings and their order are those of ``select_sdp_backend`` (ATen, ``sdp_utils.cpp``).
+    """
+    found: dict[str, None] = {}
+    concerned = False
+    for text in texts:
+        shown = text.partition(" (Triggered")[0].strip()
+        if shown.endswith("not used because:"):
+            concerned = shown.lower().startswith(_HEADINGS[kernel])
+        elif concerned and shown:
+            found[shown] = None
+    return list(found)

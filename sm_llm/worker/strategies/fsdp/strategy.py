@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 from sm_llm.errors import RunFailed
 from sm_llm.models.families.table import family
 from sm_llm.runs.events.events import COPY_ENGINES, CollectivesChosen
-from sm_llm.spec.machines.hardware import attention_kernel
+from sm_llm.spec.machines.hardware import EFFICIENT, attention_kernel
 from sm_llm.spec.tasks import plainest
 from sm_llm.worker.device import DTYPES, ask_for_determinism
 from sm_llm.worker.strategies.compiled import CompiledLayers, compile_forward
@@ -111,6 +111,8 @@ class FsdpStrategy:
         # Before anything is compiled: graphs keep the kernel that they were traced with.
         self._attention.prepare(length)
         self._kernel_order = settle_order(expected)
+        # Grouped heads would be computed by torch's plain operations, which keep all scores.
+        self._attention.repeats_keys = expected == EFFICIENT
         self._kernel = found_kernel(self._attention, config, self._compute, expected)
         # Built, split, wrapped and sharded without memory; only then does each process allocate its own shards.
         self._model = build_on_meta(config, self._attention.register(), DTYPES[self._task.precision.master])
