@@ -342,6 +342,7 @@ PLANNED: list[Case] = [
     ("rows-repeated", ON_ROWS, ("task.data.train=one",)),
     ("validation-on-training-rows", ON_ROWS, ("task.data.validation=rows", "task.validation.every_steps=1")),
     ("fp8-emulated", TRAIN, ("task.precision.compute=fp8",)),
+    ("gpu-not-here", TRAIN, ("compute.gpu=H100",)),
     ("gpu-without-effect", SCRIPT, ("compute.gpu=H100",)),
     ("model-field-without-effect", TRAIN, ({"task.model.config": {"pretraining_tp": 4}},)),
     ("vocabulary-hardly-used", ON_ROWS, ()),

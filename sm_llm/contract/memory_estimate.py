@@ -73,20 +73,20 @@ class MemoryEstimate:
         return min(SLACK * self.total, MOST_SLACK)
 
     def describe(self, card: Card) -> str:
-        """``about 31 of 40 GiB: states 12.6, …``."""
-        parts = ("states", "working", "activations", "logits")
-        listed = ", ".join(f"{name} {getattr(self, name) / GIB:.1f}" for name in parts)
-        return f"about {self.total / GIB:.1f} of {card.gib:.4g} GiB: {listed}"
+        """``about 34.2 of 40 GiB: states 12.6, …``, parts that add up to what the card shows."""
+        parts = {name: getattr(self, name) for name in ("states", "working", "activations", "logits")}
+        parts["the allocator's gaps"] = self.slack
+        if self.apart:
+            parts["FSDP's streams"] = self.apart
+        parts["the runtime" if card.is_neuron else "CUDA and NCCL"] = RESERVED_BYTES
+        listed = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items())
+        return f"about {self.by_card / GIB:.1f} of {card.gib:.4g} GiB: {listed}"
 
     def warnings(self, card: Card) -> Iterator[Issue]:
         """Where it probably does not fit."""
         if self.by_card <= card.gib * GIB:
             return
-        takes = "the runtime takes" if card.is_neuron else "CUDA and NCCL take"
-        message = (
-            f"this training probably runs out of memory: {self.describe(card)}; the allocator loses "
-            f"{self.slack / GIB:.1f} GiB, {takes} {RESERVED_BYTES / GIB:g} GiB"
-        )
+        message = f"this training probably runs out of memory: {self.describe(card)}"
         remedy = "Lower task.micro_batch_size, set activation_checkpointing to full, or shard over more GPUs"
         if card.is_neuron:
             remedy = "Set activation_checkpointing to full, or raise the tensor- or pipeline-parallel degree"

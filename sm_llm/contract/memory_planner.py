@@ -7,6 +7,7 @@ memory. The fastest combination whose predicted peak fits is taken. Prices were 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.memory_estimate import GIB, memory_estimate
@@ -27,7 +28,7 @@ from sm_llm.spec.tasks import (
 from sm_llm.terminal import counted, duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sm_llm.contract.memory_estimate import MemoryEstimate
     from sm_llm.models.families.family import Config
@@ -64,6 +65,15 @@ class Hardware:
     """Why torch.compile cannot work there; None if it can, as far as is known."""
 
 
+_KINDS_OF_VALUES: dict[str, Callable[[Any], bool]] = {
+    MICRO_BATCH: lambda value: type(value) is int and value >= 1,
+    CHECKPOINTING: lambda value: isinstance(value, str) and value in SPEEDS,
+    RESHARD: lambda value: type(value) is bool,
+    COMPILE: lambda value: type(value) is bool,
+}
+"""Setting -> whether a value is one that is chosen for it."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """What was chosen for the settings that a training left open, and why."""
@@ -77,6 +87,20 @@ class Choice:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, plain: Any, names: Sequence[str]) -> Choice:
+        """A choice for the settings ``names``. Raises ``ValueError`` for what ``to_json`` writes for no such choice."""
+        if not isinstance(plain, dict) or plain.keys() != {"values", "reason", "predicted_bytes"}:
+            raise ValueError("expected an object with values, reason and predicted_bytes")
+        values, predicted = plain["values"], plain["predicted_bytes"]
+        if not isinstance(values, dict) or values.keys() != set(names):
+            raise ValueError(f"values must be those of {', '.join(names)}")
+        if wrong := [name for name, value in values.items() if not _KINDS_OF_VALUES[name](value)]:
+            raise ValueError(f"{wrong[0]} must not be {values[wrong[0]]!r}")
+        if not isinstance(plain["reason"], str) or not isinstance(predicted, float | None):
+            raise ValueError("reason must be a text, and predicted_bytes a number or null")
+        return cls({name: values[name] for name in names}, plain["reason"], predicted)
 
     def __str__(self) -> str:
         chosen = ", ".join(f"{name} {_shown(value)}" for name, value in self.values.items())
@@ -103,7 +127,7 @@ def choose(config: Config, task: TrainTask, hardware: Hardware, rows: int | None
     found = list(_fastest_of_each(config, task, hardware, hardware.card))
     fitting = [it for it in found if it.fits]
     # ``max`` takes the first of equals: the way of checkpointing that comes first.
-    best = max(fitting, key=lambda it: it.speed) if fitting else min(found, key=lambda it: it.estimate.by_card)
+    best = max(fitting, key=lambda it: it.speed) if fitting else min(found, key=_taken)
     values = {**best.values, COMPILE: compiled}
     return Choice(
         {name: values[name] for name in names},
@@ -121,28 +145,42 @@ class _Candidate:
 
 
 def _fastest_of_each(config: Config, task: TrainTask, hardware: Hardware, card: Card) -> Iterator[_Candidate]:
-    """For every way of checkpointing and gathering the largest micro-batch that fits; the smallest where none does."""
+    """For every way of checkpointing and gathering the largest micro-batch that fits; where none does, the one that
+    takes least."""
     sizes = _micro_batches(task, hardware)
     for kind in _kinds(task):
         for resharded in _reshards(task, hardware):
-            found = None
-            low, high = 0, len(sizes) - 1
-            # Memory grows with the micro-batch, so the largest that fits is found by halving.
-            while low <= high:
-                middle = (low + high) // 2
-                tried = _candidate(config, task, hardware, card, (sizes[middle], kind, resharded))
-                low, high = (middle + 1, high) if tried.fits else (low, middle - 1)
-                # Until one fits each is smaller than the last, from then on each that fits is larger.
-                if found is None or tried.fits or not found.fits:
-                    found = tried
-            assert found is not None
-            yield found
+            yield _largest(sizes, partial(_candidate, config, task, hardware, card, kind, resharded))
+
+
+def _largest(sizes: Sequence[int], tried: Callable[[int], _Candidate]) -> _Candidate:
+    """The candidate of the largest of ascending ``sizes`` that fits; where none does, the one that takes least."""
+    *accumulating, most = sizes
+    # The whole batch at once keeps no sums of gradients, and may take less than a part of it.
+    whole = tried(most)
+    if whole.fits or not accumulating:
+        return whole
+    # The least that these take: where it does not fit, none of them does.
+    found = tried(accumulating[0])
+    if not found.fits:
+        return min(found, whole, key=_taken)
+    # Memory grows with the micro-batch among those that accumulate, so the largest that fits is found by halving.
+    low, high = 1, len(accumulating) - 1
+    while low <= high:
+        middle = (low + high) // 2
+        larger = tried(accumulating[middle])
+        low, high = (middle + 1, high) if larger.fits else (low, middle - 1)
+        found = larger if larger.fits else found
+    return found
+
+
+def _taken(candidate: _Candidate) -> float:
+    return candidate.estimate.by_card
 
 
 def _candidate(
-    config: Config, task: TrainTask, hardware: Hardware, card: Card, chosen: tuple[int, str, bool | int]
+    config: Config, task: TrainTask, hardware: Hardware, card: Card, kind: str, resharded: bool | int, size: int
 ) -> _Candidate:
-    size, kind, resharded = chosen
     values = {MICRO_BATCH: size, CHECKPOINTING: kind, RESHARD: resharded}
     tried = with_settings(task, values)
     derived = derive_task(tried, hardware.world_size, node_size=hardware.node_size)
@@ -206,6 +244,8 @@ def _compiles(config: Config, task: TrainTask, hardware: Hardware, rows: int | N
 
 def _fit(best: _Candidate, card: Card) -> str:
     size = f"{best.estimate.by_card / GIB:.1f} GiB of {card}"
+    if not best.fits and best.estimate.by_card <= card.gib * GIB:
+        return f"nothing leaves {1 - _USED:.0%} of the memory free, and this takes least, {size}"
     if not best.fits:
         return f"nothing is predicted to fit, and this takes least, {size}"
     return f"the fastest that is predicted to fit, {size}"

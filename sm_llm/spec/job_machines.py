@@ -71,10 +71,13 @@ def smallest_card(job: JobSpec) -> Card | None:
 
 
 def computes_on_cpu(job: JobSpec) -> bool:
-    """Whether a job computes on CPUs, as far as it is known: by its instance types, or for a local job this machine."""
+    """Whether a job computes on CPUs, as far as it is known: by its instance types, the GPU that it names, or for a
+    local job this machine."""
     if machine_types(job):
         rows = machines(job)
         return bool(rows) and not any(row.accelerator for row in rows)
+    if job.compute.gpu is not None:
+        return False
     if not job.backend.runs_here:
         return False
     from sm_llm.spec.machines.machine import VISIBLE, this_machine

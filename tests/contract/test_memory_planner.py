@@ -75,6 +75,62 @@ def test_where_nothing_fits_the_smallest_is_taken_with_a_warning() -> None:
     assert "nothing is predicted to fit" in str(found)
 
 
+@pytest.mark.parametrize("batch", [2, 4, 6, 16])
+@pytest.mark.parametrize("seq_length", [2048, 8192])
+@pytest.mark.parametrize("gib", [60, 90, 120, 139.8, 150])
+def test_one_gpu_is_given_the_best_of_everything_that_could_be_tried(gib: float, seq_length: int, batch: int) -> None:
+    """The whole batch at once keeps no sums of gradients: it may fit where a smaller micro-batch does not."""
+    data = {"format": "synthetic", "seq_length": seq_length, "rows": 10_000}
+    fields = {"data": data, "global_batch_size": batch, "precision": {"compute": "bf16", "compile": True}}
+    card = Card("NVIDIA H200", gib)
+    found = chosen(gib, 1, **fields)
+    peaks = []
+    for size in (it for it in range(1, batch + 1) if batch % it == 0):
+        for kind in memory_planner.SPEEDS:
+            parallelism = {"activation_checkpointing": kind, "reshard_after_forward": True}
+            task = training(**fields, micro_batch_size=size, parallelism=parallelism)
+            peaks.append(memory_estimate(CONFIG, task, derive_task(task, 1), 1, card).by_card)
+    fits = [peak for peak in peaks if peak <= 0.97 * gib * GIB]
+    assert ("the fastest that is predicted to fit" in found.reason) is bool(fits)
+    assert found.predicted_bytes is not None
+    assert found.predicted_bytes in (fits or [min(peaks)])
+
+
+def test_what_fits_without_a_margin_is_not_called_too_large() -> None:
+    fixed = {"micro_batch_size": 2, "parallelism": {"activation_checkpointing": "none", "reshard_after_forward": False}}
+    peak = chosen(**fixed).predicted_bytes
+    assert peak is not None
+    for room, reason in ((1.04, "the fastest"), (1.01, "nothing leaves 3% of the memory free"), (0.99, "nothing is")):
+        assert str(chosen(peak / GIB * room, **fixed)).partition(": ")[2].startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("plain", "problem"),
+    [
+        (None, "expected an object"),
+        ({"values": {}, "reason": "x"}, "expected an object"),
+        ({"values": None, "reason": "x", "predicted_bytes": 1.0}, "values must be those of micro_batch_size"),
+        ({"values": {}, "reason": "x", "predicted_bytes": 1.0}, "values must be those of micro_batch_size"),
+        ({"values": {"micro_batch_size": "abc"}, "reason": "x", "predicted_bytes": 1.0}, "must not be 'abc'"),
+        ({"values": {"micro_batch_size": 0}, "reason": "x", "predicted_bytes": 1.0}, "must not be 0"),
+        ({"values": {"micro_batch_size": 2}, "reason": 1, "predicted_bytes": 1.0}, "reason must be a text"),
+        ({"values": {"micro_batch_size": 2}, "reason": "x", "predicted_bytes": "1"}, "predicted_bytes a number"),
+    ],
+)
+def test_what_is_no_choice_is_not_read_as_one(plain: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Choice.from_json(plain, ["micro_batch_size"])
+
+
+def test_a_choice_is_read_as_it_was_written() -> None:
+    found = chosen()
+    assert Choice.from_json(found.to_json(), list(found.values)) == found
+    for name, value in found.values.items():
+        other = {**found.values, name: [value]}
+        with pytest.raises(ValueError, match=name):
+            Choice.from_json({**found.to_json(), "values": other}, list(found.values))
+
+
 @pytest.mark.parametrize("batch", [8, 24, 40, 56, 8 * 7 * 3])
 def test_the_micro_batch_divides_what_the_user_asked_for(batch: int) -> None:
     found = chosen(140, global_batch_size=batch, data={"format": "synthetic", "seq_length": 512, "rows": 10_000})

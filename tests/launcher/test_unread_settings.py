@@ -59,6 +59,10 @@ CASES = {
         ["compute.processes_per_instance=2"],
     ),
     "precision.moments": (["precision={compute: bf16, master: bf16, moments: bf16}"], ["precision.master=fp32"]),
+    "parallelism.activation_checkpointing": (
+        ["parallelism.activation_checkpointing=budget"],
+        ["precision.compile=true"],
+    ),
     "precision.reduce": (["precision.reduce=bf16"], ["compute.processes_per_instance=2"]),
     "data.shuffle_buffer": ([f"{STREAM}, shuffle: false, shuffle_buffer: 9}}", TOKENIZER], []),
     "data.validation_rows": ([f"{STREAM}, validation_rows: 9}}", TOKENIZER], []),
@@ -138,16 +142,16 @@ JUDGED: dict[str, str] = {
     "StreamData": ("seq_length shuffle format dataset data_files split validation_split text_field"),
     "FsdpSpec": (
         "strategy hybrid_shard_degree tensor_parallel_degree context_parallel_degree "
-        "activation_checkpointing activation_memory_budget checkpoint_every_layers"
+        "activation_memory_budget checkpoint_every_layers"
     ),
     "SmpSpec": (
         "strategy hybrid_shard_degree tensor_parallel_degree context_parallel_degree "
-        "expert_parallel_degree sm_activation_offloading activation_checkpointing "
+        "expert_parallel_degree sm_activation_offloading "
         "delayed_parameter_initialization fp8 collectives fsdp_cache_flush_warnings allow_empty_shards"
     ),
     "NxdSpec": (
         "strategy tensor_parallel_degree pipeline_parallel_degree virtual_pipeline_degree "
-        "kv_size_multiplier zero1 fuse_qkv flash_attention activation_checkpointing "
+        "kv_size_multiplier zero1 fuse_qkv flash_attention "
         "meta_device_initialization result compile_cache"
     ),
     "OptimSpec": ("name learning_rate betas eps weight_decay max_grad_norm schedule warmup_steps warmup_fraction"),

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 from worker_jobs import events, job_environment, job_file, train_task
 
+from sm_llm.data.describe import RowsInfo
 from sm_llm.errors import RunFailed, StorageError
 from sm_llm.models.config import model_config
 from sm_llm.spec.machines.hardware import Card
@@ -75,7 +76,7 @@ def test_a_later_attempt_keeps_it_whatever_would_be_chosen_by_then(
     monkeypatch.setattr(automatic, "_card", Mock(return_value=Card("NVIDIA A10G", 22.0)))
     monkeypatch.setattr(automatic, "_no_compiler", lambda: "there is none")
     other, _ = decide(tmp_path / "run", attempt=3)
-    assert other.micro_batch_size == 1
+    assert other.parallelism.model_dump()["activation_checkpointing"] == "full"
     assert other.precision.compile is False
     assert len(list((tmp_path / "run" / "settings").iterdir())) == 2
 
@@ -98,12 +99,70 @@ def test_a_run_that_continues_another_takes_its_choice(tmp_path: Path) -> None:
     branch, [event] = decide(tmp_path / "branch", start={"checkpoint": f"{tmp_path / 'run'}@3"})
     assert branch.micro_batch_size == 4
     assert event["is_kept"] is True
+    # Of other batches and lengths nothing was chosen.
+    own, [event] = decide(tmp_path / "long", start={"checkpoint": f"{tmp_path / 'run'}@3"}, global_batch_size=2)
+    assert own.micro_batch_size == 2
+    assert event["is_kept"] is False
     # A run that leaves open what the other had fixed needs a choice of its own.
     fixed = {"micro_batch_size": 1, "precision": {"compute": "bf16", "compile": False}}
     decide(tmp_path / "fixed", **fixed)
     own, [event] = decide(tmp_path / "own", start={"checkpoint": f"{tmp_path / 'fixed'}@3"})
     assert own.micro_batch_size == 8
     assert event["is_kept"] is False
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": {"compute": "bf16", "compile": False}},
+        {"parallelism": {"activation_checkpointing": "none"}},
+        {"parallelism": {"offload_activations": True}},
+        {"micro_batch_size": 4},
+        {"global_batch_size": 4},
+        {"data": {"format": "synthetic", "seq_length": 8192, "rows": 1000}},
+    ],
+)
+def test_a_later_attempt_with_other_settings_has_a_choice_of_its_own(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Also the way back, where what was fixed is left open again."""
+    decide(tmp_path / "run", **changes)
+    back, found = decide(tmp_path / "run", attempt=2)
+    assert found[-1]["is_kept"] is False
+    assert back == decide(tmp_path / "new")[0]
+    again, found = decide(tmp_path / "run", attempt=3, **changes)
+    assert found[-1]["is_kept"] is True
+    for path, value in flat(changes):
+        assert path not in found[-1]["values"], value
+    # What decides nothing changes nothing.
+    free = {"max_steps": 200_000, "checkpoint": {"every_steps": 7}}
+    assert decide(tmp_path / "run", attempt=4, **free, **changes)[1][-1]["is_kept"] is True
+    assert again.micro_batch_size in (4, 8, 2)
+
+
+def flat(changes: dict[str, Any]) -> list[tuple[str, Any]]:
+    nested = [
+        (f"{name}.{key}", it) for name, part in changes.items() if isinstance(part, dict) for key, it in part.items()
+    ]
+    return nested + [(name, it) for name, it in changes.items() if not isinstance(it, dict)]
+
+
+def test_the_length_in_rows_decides_whether_layers_are_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the plan, which reads the number of rows as well."""
+    monkeypatch.setattr(automatic, "describe_rows", lambda _: RowsInfo(4096, 64, ("input_ids",)))
+    rows = {"data": {"format": "rows", "train": str(tmp_path), "seq_length": 4096}, "max_steps": None}
+    short, _ = decide(tmp_path / "short", **rows, max_epochs=1)
+    assert short.precision.compile is False
+    long, _ = decide(tmp_path / "long", **rows, max_epochs=10_000)
+    assert long.precision.compile is True
+
+
+def test_a_budget_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(automatic, "_no_compiler", lambda: "there is no C compiler, which Triton needs")
+    budget = {"parallelism": {"activation_checkpointing": "budget"}}
+    with pytest.raises(RunFailed, match=r"activation_checkpointing: the budget is .* no C compiler.* Use selective"):
+        decide(tmp_path / "run", **budget)
+    assert decide(tmp_path / "run")[0].precision.compile is False
 
 
 def test_a_damaged_choice_is_named(tmp_path: Path) -> None:

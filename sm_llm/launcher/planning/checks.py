@@ -17,7 +17,8 @@ from sm_llm.launcher.planning.local_paths import (
 from sm_llm.launcher.planning.model_facts import pretrained_issues
 from sm_llm.launcher.planning.plan import RANDOM
 from sm_llm.launcher.planning.unread_settings import OF_SCHEDULES, check_unread_settings, has_validation
-from sm_llm.spec.job_machines import computes_on_cpu, smallest_card
+from sm_llm.spec.job_machines import computes_on_cpu, machine_types, smallest_card
+from sm_llm.spec.machines.hardware import card
 from sm_llm.spec.references import outputs, sources
 from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, ScriptTask, TrainTask, training_of
 from sm_llm.spec.training import StreamData, SyntheticData
@@ -301,6 +302,20 @@ def check_fp8(draft: Draft) -> Iterator[Issue]:
         yield warning("fp8-emulated", "task.precision.compute", message, "fp8")
 
 
+def check_named_gpu(draft: Draft) -> Iterator[Issue]:
+    """A GPU to plan for that this machine, where the job would start, has not."""
+    named, job = draft.job.compute.gpu, draft.job
+    if named is None or draft.training is None or machine_types(job) or not job.backend.runs_here:
+        return
+    from sm_llm.spec.machines.machine import own_card
+
+    # Another GPU than the named one is a plan for a machine to come, which is what the field is for.
+    own, wanted = own_card(), card(named)
+    if wanted is not None and own is None:
+        message = f"this machine has no GPU: a job that starts here computes on the CPU, and the plan is for {wanted}"
+        yield warning("gpu-not-here", "compute.gpu", message, named)
+
+
 def check_support(draft: Draft) -> Iterator[Issue]:
     """An engine that its makers no longer develop."""
     spec = draft.training.parallelism if draft.training is not None else None
@@ -324,6 +339,7 @@ DATA_CHECKERS: tuple[Checker[Draft], ...] = (
     check_optimiser,
     check_unread_settings,
     check_fp8,
+    check_named_gpu,
     check_processes,
     check_program,
     check_memory,

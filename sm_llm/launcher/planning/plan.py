@@ -281,7 +281,9 @@ class Plan:
             "derived": None if self.derived is None else asdict(self.derived),
             "model": None if self.model is None else asdict(self.model),
             "rows": self.rows,
-            "memory": None if self.memory is None else {**asdict(self.memory), "total": self.memory.total},
+            "memory": None
+            if self.memory is None
+            else {**asdict(self.memory), "total": self.memory.total, "by_card": self.memory.by_card},
             "attention": self.attention,
             "choice": None if self.choice is None else self.choice.to_json(),
             "total_flops": self.total_flops,

@@ -17,7 +17,16 @@ from sm_llm.models.families.table import family
 from sm_llm.spec.inputs import S3Input, input_location
 from sm_llm.spec.job_machines import computes_on_cpu
 from sm_llm.spec.references import is_reference, sources
-from sm_llm.spec.tasks import FetchTask, PrepareTask, TrainTask, training_of
+from sm_llm.spec.tasks import (
+    AUTO,
+    CHECKPOINTING,
+    COMPILE,
+    FetchTask,
+    PrepareTask,
+    TrainTask,
+    setting,
+    training_of,
+)
 from sm_llm.spec.training import STREAM_BUILDERS
 from sm_llm.storage.uri import is_s3
 
@@ -90,6 +99,10 @@ OF_TRAININGS: dict[str, tuple[_Reads, str]] = {
     "parallelism.sharding": (
         lambda task, draft: changed(task.parallelism, ["sharding"]) != "hybrid" or _has_copies(task, draft),
         "one group holds all processes, which is full",
+    ),
+    "parallelism.activation_checkpointing": (
+        lambda task, draft: not (_is_open_budget(task) and computes_on_cpu(draft.job)),
+        "the budget is torch.compile's, and with task.precision.compile auto nothing is compiled on a CPU",
     ),
     "parallelism.offload_optimizer": (lambda _, draft: not computes_on_cpu(draft.job), _ON_CPU),
     "parallelism.offload_activations": (lambda _, draft: not computes_on_cpu(draft.job), _ON_CPU),
@@ -275,6 +288,11 @@ def changed(holder: Any, path: list[str]) -> Any:
         return None
     value = getattr(holder, path[-1])
     return None if value == fields[path[-1]].get_default(call_default_factory=True) else value
+
+
+def _is_open_budget(task: TrainTask) -> bool:
+    """Whether a budget of activations leaves it open whether anything is compiled."""
+    return setting(task, CHECKPOINTING) == "budget" and setting(task, COMPILE) == AUTO
 
 
 def has_validation(task: TrainTask) -> bool:

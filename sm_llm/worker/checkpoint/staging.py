@@ -45,6 +45,7 @@ class Staging:
         """Begin to make the buffers for ``state``, beside whatever comes next: to pin 18 GB takes ten seconds."""
         if not self._sets[0]:
             size = sum(_local(it).nbytes for it in state.values()) * self._processes
+            # A save that waits is better than a node without memory, whose processes the kernel would kill.
             if size * self.copies > available_memory() * _MOST_SHARE:
                 del self._sets[1:]
         pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="host-buffers")
