@@ -114,8 +114,8 @@ class Ours:
     def saves(self, count: int) -> list[dict[str, float]]:
         """Asynchronous saves, a step after each; the last one begins while the one before it is being written.
 
-        Seconds: how long the loop waited (with the end of the step that was queued), until a save was on disk and
-        published, and what the step beside it took.
+        Seconds: how long the loop waited behind the steps that were queued, until a save was on disk and published, and
+        what the step beside it took.
         """
         from sm_llm.worker.inputs.space import own_bytes
 
@@ -126,6 +126,7 @@ class Ours:
             if number == count:
                 self._loop.save_began()
                 self.step()
+            training.strategy.device.wait()
             blocked, began = self._loop.save_began(), time.perf_counter()
             seconds = step_seconds(self.step, 1, self.device)
             checkpointer.finish()
