@@ -20,6 +20,19 @@ if TYPE_CHECKING:
     from sm_llm.data.order import Ints
 
 Array = npt.NDArray[Any]
+_OUTSIDE = {
+    "input_ids": (
+        "token id",
+        "",
+        "Set model.config.vocab_size to the tokenizer's, or prepare the text with the model's own tokenizer",
+    ),
+    "labels": (
+        "label",
+        f", or {IGNORED}, which is not trained on",
+        f"Set {IGNORED} where nothing is to be learned, and prepare the rows again",
+    ),
+}
+"""Column -> what it holds, what else is allowed there, and what to do about a value outside the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -121,14 +134,17 @@ class RowsSource:
             )
 
     def rows(self, indices: Ints) -> Batch:
-        """See ``Source.rows``; the id range is checked on every batch, also for rows others wrote."""
+        """See ``Source.rows``; ids and labels are checked in every batch, also in rows others wrote."""
         taken = self._folder.take(indices)
         ids = taken["input_ids"].astype(np.int64)
-        self._check_range(ids, indices)
+        self._check_range("input_ids", ids, indices)
         labels = taken["labels"].astype(np.int64) if "labels" in taken else ids
         if "attention_mask" in taken:
             self._check_mask(taken["attention_mask"], indices)
             labels = np.where(taken["attention_mask"] == 0, IGNORED, labels)
+        # After the mask: what stands below padding is not a label.
+        if "labels" in taken:
+            self._check_range("labels", labels, indices)
         return Batch(ids, labels)
 
     def location(self, row: int) -> str:
@@ -147,14 +163,23 @@ class RowsSource:
                 "all the same. Put the padding behind the text, or mask single labels with -100 in a column labels"
             )
 
-    def _check_range(self, ids: Ints, indices: Ints) -> None:
-        if ids.min() >= 0 and ids.max() < self.vocab_size:
+    def _check_range(self, column: str, values: Ints, indices: Ints) -> None:
+        """Ids select a row of the embedding, labels a logit; a label may be ``IGNORED`` as well."""
+        # Read without a sign negative numbers are the largest, those above ``IGNORED`` before it. So nearly every batch
+        # is checked in one pass, one with masked labels in three, and none makes an array.
+        largest = values.view(np.uint64).max(initial=0)
+        masks = column == "labels" and largest == IGNORED % 2**64
+        if largest < self.vocab_size or (masks and values.min() >= IGNORED and values.max() < self.vocab_size):
             return
-        row, position = np.argwhere((ids < 0) | (ids >= self.vocab_size))[0]
-        index = int(indices[row])
+        wrong = (values < 0) | (values >= self.vocab_size)
+        if column == "labels":
+            wrong &= values != IGNORED
+        row, position = np.argwhere(wrong)[0]
+        name, ignored, remedy = _OUTSIDE[column]
         raise DataError(
-            f"{self._folder.folder / self._folder.file_of(index)}: row {index} holds token id {ids[row, position]} "
-            f"at position {position}; the model's vocabulary has {self.vocab_size} tokens"
+            f"{self.location(int(indices[row]))} holds {name} {values[row, position]} at position {position} of column "
+            f"{column}; it must be 0 to {self.vocab_size - 1} (the model's vocabulary has {self.vocab_size} tokens)"
+            f"{ignored}. {remedy}"
         )
 
 

@@ -78,7 +78,7 @@ class PrecisionSpec(SpecModel):
 
 
 class ValidationSpec(SpecModel):
-    """Loss and perplexity on the validation rows."""
+    """Loss and perplexity on the validation rows. Of a loss that is NaN or infinite a job warns, and continues."""
 
     every_steps: int | None = Field(default=None, ge=1, le=10**12)
     """Validate every n steps, and always at the last step; null derives about ten validations a run."""

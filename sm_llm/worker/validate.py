@@ -50,6 +50,20 @@ def sentence(found: Validation, total_steps: int) -> str:
     )
 
 
+def not_finite_warning(found: Validation) -> str | None:
+    """What to report of a validation loss that is NaN or infinite; None of any other.
+
+    ``task.not_finite`` judges updates, and a validation makes none.
+    """
+    if math.isfinite(found.validation_loss):
+        return None
+    return (
+        f"step {found.step}: the validation loss must be finite, got {found.validation_loss}: the model overflows on "
+        "validation rows. Training continues, for task.not_finite judges steps of training alone. Lower "
+        "task.optim.learning_rate, or check the validation rows in task.data"
+    )
+
+
 def _perplexity(loss: float) -> float:
     try:
         return math.exp(loss)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from sm_llm.data.describe import RowsInfo, describe_rows
+from sm_llm.data.loader import evaluation_batches
 from sm_llm.data.prepare.rows_writer import RowsWriter
 from sm_llm.data.rows import RowsFolder, RowsSource
 from sm_llm.errors import DataError
@@ -120,6 +121,45 @@ def test_DT09_foreign_rows_are_checked_when_they_are_read(tmp_path: Path) -> Non
     assert source.rows(np.array([0])).input_ids.tolist() == [[1, 2]]
     with pytest.raises(DataError, match=r"data-00000.*row 1 holds token id 70000 at position 1"):
         source.rows(np.array([0, 1]))
+
+
+def save_labelled(folder: Path, labels: Any, **columns: Any) -> RowsSource:
+    """Rows of a vocabulary of 512 with ``labels``, as ``datasets`` saves them."""
+    import datasets
+
+    ids = [[1, 2, 3]] * len(labels)
+    datasets.Dataset.from_dict({"input_ids": ids, "labels": labels, **columns}).save_to_disk(folder)
+    return RowsSource(RowsFolder.open(folder), 512, 0, False)
+
+
+@pytest.mark.parametrize("wrong", [999, 512, -1, -99, -101, -(2**40)])
+@pytest.mark.parametrize("beside", [5, -100])
+def test_labels_outside_the_vocabulary_are_refused_by_file_and_row(tmp_path: Path, wrong: int, beside: int) -> None:
+    source = save_labelled(tmp_path, [[1, 2, 3], [beside, wrong, 0]])
+    assert source.rows(np.array([0])).labels.tolist() == [[1, 2, 3]]
+    expected = (
+        rf"{tmp_path}/data-00000\S*: row 1 holds label {wrong} at position 1 of column labels; it must be 0 to 511 "
+        r"\(the model's vocabulary has 512 tokens\), or -100, which is not trained on\. Set -100 where"
+    )
+    with pytest.raises(DataError, match=expected):
+        source.rows(np.array([0, 1]))
+    with pytest.raises(DataError, match=expected):
+        list(evaluation_batches(source, 2, 0, 1))
+
+
+def test_labels_that_do_not_count_may_hold_anything(tmp_path: Path) -> None:
+    source = save_labelled(tmp_path / "a", [[-100, 511, 0], [-100] * 3])
+    assert source.rows(np.array([0, 1])).labels.tolist() == [[-100, 511, 0], [-100] * 3]
+    source = save_labelled(tmp_path / "b", [[4, -1, 999]], attention_mask=[[1, 0, 0]])
+    assert source.rows(np.array([0])).labels.tolist() == [[4, -100, -100]]
+
+
+def test_token_ids_have_no_value_that_is_ignored(tmp_path: Path) -> None:
+    import datasets
+
+    datasets.Dataset.from_dict({"input_ids": [[1, -100]]}).save_to_disk(tmp_path)
+    with pytest.raises(DataError, match=r"token id -100 at position 1 of column input_ids; it must be 0 to 511 \("):
+        RowsSource(RowsFolder.open(tmp_path), 512, 0, False).rows(np.array([0]))
 
 
 def test_an_unfinished_folder_cannot_be_opened(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,7 +107,9 @@ def _print_heading(console: Console, text: str) -> None:
 def _reached(status: Status) -> str:
     now = status.progress
     parts = [f"loss {now.loss:.4f}"] if now.loss is not None else []
-    parts += [f"validation loss {now.validation_loss:.4f}"] if now.validation_loss is not None else []
+    if now.validation_loss is not None:
+        doubt = "" if math.isfinite(now.validation_loss) else " (not finite: see the warnings in its logs)"
+        parts.append(f"validation loss {now.validation_loss:.4f}{doubt}")
     return f" at {', '.join(parts)}" if parts else ""
 
 

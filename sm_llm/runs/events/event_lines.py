@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.terminal import counted, size
@@ -50,7 +49,7 @@ def _start_measured(event: Mapping[str, Any]) -> str:
 def _validation(event: Mapping[str, Any]) -> str:
     perplexity = event["perplexity"]
     # exp of a large loss is infinite.
-    shown = f"{perplexity:,.1f}" if perplexity is not None and math.isfinite(perplexity) else "inf"
+    shown = "inf" if perplexity is None else f"{perplexity:,.1f}"
     return f"step {event['step']}: validation loss {event['validation_loss']:.4f}, perplexity {shown}"
 
 

@@ -36,7 +36,7 @@ from sm_llm.worker.training.nonfinite_policy import Action, NonFinitePolicy, Non
 from sm_llm.worker.training.profile import Profiler
 from sm_llm.worker.training.schedule import Plateau, learning_rate
 from sm_llm.worker.training.step_metrics import StepBuffer, ThroughputMeter
-from sm_llm.worker.validate import sentence, validate
+from sm_llm.worker.validate import not_finite_warning, sentence, validate
 from sm_llm.worker.versions import versions
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ _BUILDING = {
 
 class Trainer:
     """One attempt at a training job, on one process. All processes go through every method together."""
+
+    computes = True
 
     def __init__(
         self,
@@ -433,6 +435,8 @@ class Trainer:
         self.plateau.observe(found.validation_loss, self.task.optim)
         self.context.emit(found)
         self.context.log(sentence(found, self.setup.total_steps))
+        if self.computes and (warning := not_finite_warning(found)):
+            self.context.notice(warning, "warning")
 
     def save(self, step: int, *, required: bool = False, waits: bool = False) -> None:
         """Begin a checkpoint (``Checkpointer.save``). Events first: whatever a commit covers is in the log."""
@@ -476,6 +480,8 @@ class Trainer:
 class GraphExtraction(Trainer):
     """A training that is run for its graphs (``neuron_parallel_compile``): it takes the same steps, but nothing is
     computed, so no number counts and nothing is saved or published."""
+
+    computes = False
 
     def heed_flags(self, *, settle: bool) -> None:
         """Read them, as training does, and pass over them."""
