@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.spec.machines.hardware import Card, Instance, card, instance, instance_bf16_flops
+from sm_llm.spec.machines.hardware import Card, Instance, instance, instance_bf16_flops
 from sm_llm.spec.tasks import parallelism_of
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def smallest_card(job: JobSpec) -> Card | None:
     if machine_types(job):
         return None
     if job.compute.gpu is not None:
+        from sm_llm.spec.machines.gpu_names import card
+
         return card(job.compute.gpu)
     if not job.backend.runs_here:
         return None

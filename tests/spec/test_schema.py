@@ -101,6 +101,9 @@ def test_types_are_described_in_words(field: str, words: str) -> None:
         ("NVIDIA A10G", 70e12),
         ("NVIDIA L40S", 362e12),
         ("NVIDIA L4", 121e12),
+        ("NVIDIA L40", None),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA GH200 480GB", 989e12),
         ("cpu", None),
     ],
 )

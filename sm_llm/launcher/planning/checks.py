@@ -268,6 +268,22 @@ def check_program(draft: Draft) -> Iterator[Issue]:
         yield from program_warnings(draft.job)
 
 
+def check_gpu(draft: Draft) -> Iterator[Issue]:
+    """A GPU that the table lacks: its memory is what its name states, and its peak rate is not known."""
+    given = draft.job.compute.gpu
+    if draft.training is None or given is None:
+        return
+    from sm_llm.spec.machines.gpu_names import read_gpu
+    from sm_llm.spec.machines.hardware import peak_flops
+
+    named = read_gpu(given)
+    if named.sizes or named.card is None:
+        return
+    lacks = "" if peak_flops(named.card.name) else "; without a known peak rate a training on it logs no MFU"
+    message = f"is not in the table of GPUs: the plan counts with the {named.card.gib:g} GiB that it states{lacks}"
+    yield warning("gpu-not-in-table", "compute.gpu", message, given)
+
+
 @blocked_by("task", "compute", "storage")
 def check_memory(draft: Draft) -> Iterator[Issue]:
     """A training that probably needs more than its GPUs have; an estimate for degrees that are wrong means nothing."""
@@ -342,6 +358,7 @@ DATA_CHECKERS: tuple[Checker[Draft], ...] = (
     check_named_gpu,
     check_processes,
     check_program,
+    check_gpu,
     check_memory,
     check_support,
 )

@@ -9,7 +9,7 @@ from pydantic import Field
 from sm_llm.errors import Issue
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.field_classes import FREE
-from sm_llm.spec.machines.hardware import card, card_names, instance, nearest_instance
+from sm_llm.spec.machines.hardware import instance, nearest_instance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +23,9 @@ class ComputeSpec(SpecModel):
     instance_count: int = Field(default=1, ge=1, le=10_000)
     """Nodes (on the local backend: simulated nodes, each with its own torchrun)."""
     gpu: Annotated[str | None, FREE] = None
-    """GPU of a node where no instance type names it, e.g. ``H200`` or ``A100 80GB``: for the estimate of memory in a
-    plan. On the local backend it is this machine's."""
+    """GPU of a node where no instance type names it, for the estimate of memory in a plan: ``H200``, ``A100 80GB``,
+    what nvidia-smi prints (``NVIDIA H100 80GB HBM3``), or another one with its memory in GiB (``RTX 4090 24GB``). On
+    the local backend it is this machine's."""
     processes_per_instance: int | None = Field(default=None, ge=1, le=1_024)
     """Processes a node runs; null means one per accelerator of the instance type, or one where there is none."""
 
@@ -41,15 +42,24 @@ class ComputeSpec(SpecModel):
 
 
 def gpu_issues(compute: ComputeSpec) -> Iterator[Issue]:
-    """A GPU that is not known, or is named beside an instance type, which has its own."""
-    if compute.gpu is None:
+    """A GPU whose memory is not known, or that is named beside an instance type, which has its own."""
+    path, given = "compute.gpu", compute.gpu
+    if given is None:
         return
+    from sm_llm.spec.machines.gpu_names import GPU_GIB, read_gpu
+
+    named = read_gpu(given)
     if compute.instance_type is not None:
         problem = f"{compute.instance_type} names the GPU already"
-        yield Issue("gpu-beside-instance-type", "compute.gpu", problem, compute.gpu, "Leave it out")
-    elif card(compute.gpu) is None:
-        remedy = f"Use one of {', '.join(card_names())}, with its memory where there are several: A100 80GB"
-        yield Issue("gpu-unknown", "compute.gpu", "is no GPU that is known here", compute.gpu, remedy)
+        yield Issue("gpu-beside-instance-type", path, problem, given, "Leave it out")
+    elif named.card is None and named.sizes:
+        sizes = [f"{it:g}" for it in sorted(named.sizes)]
+        problem = f"no {named.model} has this memory: it must be one of {', '.join(sizes)} GiB"
+        remedy = f"Use {' or '.join(f'{named.model} {it}GB' for it in sizes)}"
+        yield Issue("gpu-memory-unknown", path, problem, given, remedy)
+    elif named.card is None:
+        remedy = f"Write its memory in GiB behind its name, as in RTX 4090 24GB, or use one of {', '.join(GPU_GIB)}"
+        yield Issue("gpu-unknown", path, "is not in the table of GPUs, so its memory is not known", given, remedy)
 
 
 def unknown_type(path: str, name: str, processes: int | None) -> Iterator[Issue]:

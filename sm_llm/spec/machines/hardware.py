@@ -208,7 +208,6 @@ _SINCE_HOPPER = ("H100", "H200", "B200", "B300")
 _WITHOUT_FLASH = ("V100", "T4")
 _CUDNN_CHANNELS, _FLASH_CHANNELS = 128, 256
 _BY_NAME = {row.name: row for row in INSTANCES}
-_CARD = re.compile(r"(?:NVIDIA[ -])?(?P<name>.+?)(?:[ -](?P<gib>[1-9][0-9]{0,3}) ?Gi?B)?", re.IGNORECASE)
 # Names at least this similar (``SequenceMatcher.ratio``) may be one name with a typing error.
 _MISSPELT = 0.8
 
@@ -225,22 +224,6 @@ def nearest_instance(name: str) -> Instance | None:
     close = get_close_matches(name, _BY_NAME, n=1, cutoff=_MISSPELT)
     # EC2's own names of the types lack the prefix.
     return _BY_NAME.get(f"ml.{name}") or (_BY_NAME[close[0]] if close else None)
-
-
-def card(name: str) -> Card | None:
-    """The GPU of a name such as ``H100`` or ``A100 80GB``; without its memory, the smallest of that name. None for one
-    that no instance type has."""
-    match = _CARD.fullmatch(name.strip())
-    rows = [row for row in INSTANCES if row.is_gpu and match and str(row.accelerator).lower() == match["name"].lower()]
-    if match is None or not rows:
-        return None
-    row = min(rows, key=lambda it: it.accelerator_gib)
-    return Card(str(row.accelerator), float(match["gib"] or row.accelerator_gib))
-
-
-def card_names() -> list[str]:
-    """Names that ``card`` knows."""
-    return sorted({str(row.accelerator) for row in INSTANCES if row.is_gpu})
 
 
 def instance_bf16_flops(row: Instance) -> float | None:
@@ -281,8 +264,9 @@ def joined_by_nvlink(device_name: str) -> bool:
 
 def accelerator(device_name: str) -> Accelerator | None:
     """The row of a device name such as ``NVIDIA H100 80GB HBM3``, or None for one without a known peak."""
-    # Drivers add vendor and memory to the name, as in NVIDIA H100 80GB HBM3.
-    return next((row for row in ACCELERATORS if row.name in device_name), None)
+    # Drivers add vendor and memory to the name, as in NVIDIA H100 80GB HBM3. A digit makes it another one: an L40 is no
+    # L4. Other letters before it do not: the GPU of a GH200 is an H200's.
+    return next((row for row in ACCELERATORS if re.search(rf"{row.name}(?!\d)", device_name)), None)
 
 
 def peak_flops(device_name: str) -> float | None:
