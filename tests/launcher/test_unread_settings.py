@@ -121,8 +121,8 @@ CASES = {
         ["parallelism.tensor_parallel_degree=2", "compute.processes_per_instance=2"],
     ),
     "parallelism.reshard_after_forward": (
-        ["parallelism.sharding=none", "parallelism.reshard_after_forward=false"],
-        ["parallelism.sharding=full"],
+        ["parallelism.reshard_after_forward=false"],
+        ["parallelism.sharding=none", "compute.processes_per_instance=2"],
     ),
     "model.config.dtype": (["model.config.dtype=float16"], []),
     "model.config.torch_dtype": (["model.config.torch_dtype=float16"], []),
@@ -290,6 +290,36 @@ def test_C7_what_transformers_writes_into_every_config_is_not_warned_of(tmp_path
         own = {name: it for name, it in written.items() if name not in ("model_type", "hidden_size", *sizes)}
         given = {name: it for name, it in sizes.items() if name in ("num_key_value_heads", "head_dim")}
         assert of_file(tmp_path, kind, **{**given, **own, "architectures": None, "dtype": "float32"}) == [], kind
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_one_process_gathers_no_parameters(value: str) -> None:
+    path = "task.parallelism.reshard_after_forward"
+    given = f"{path}={value}"
+    assert "one process holds all parameters" in found(given)[path]
+    assert path not in found(given, "compute.processes_per_instance=2")
+    assert path not in found(given, "compute.instance_count=2")
+    # FSDP brings the masters of one process from host memory.
+    assert path not in found(given, "task.parallelism.offload_optimizer=true", f"{CPU}0")
+
+
+@pytest.mark.parametrize(
+    ("changes", "has_effect"),
+    [
+        ([CPU], False),
+        ([CPU, "precision.compile=true"], True),
+        # A worker on this GPU decides.
+        ([f"{CPU}0"], True),
+        ([f"{CPU}0", "parallelism.tensor_parallel_degree=2", "compute.processes_per_instance=2"], False),
+        ([f"{CPU}0", "compute.gpu=H100"], False),
+        ([f"{CPU}0", "compute.gpu=H100", "max_steps=100000000"], True),
+        ([*ON_P4D, "parallelism={strategy: smp}"], False),
+    ],
+    ids=["cpu", "cpu, asked for", "gpu", "tensor parallel", "short", "long", "smp"],
+)
+def test_compiled_graphs_are_kept_where_layers_may_be_compiled(changes: list[str], has_effect: bool) -> None:
+    path = "task.precision.compiled_graphs"
+    assert (path not in found(f"{path}=storage", *typed(changes))) is has_effect
 
 
 def test_12f_a_gpu_is_for_the_estimate_of_a_training() -> None:

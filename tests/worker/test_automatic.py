@@ -181,6 +181,17 @@ def test_on_a_cpu_nothing_is_kept_and_the_batch_is_what_it_was(tmp_path: Path, g
     assert not (tmp_path / "run" / "settings").exists()
 
 
+@pytest.mark.parametrize(("steps", "asked"), [(3, "storage"), (3, "auto"), (100_000, "storage")])
+def test_graphs_that_nothing_compiles_are_warned_of(steps: int, asked: str, tmp_path: Path) -> None:
+    """A plan may not know the GPU, nor that a training on it is too short."""
+    run = tmp_path / "run"
+    found, _ = decide(run, max_steps=steps, precision={"compute": "bf16", "compiled_graphs": asked})
+    assert found.precision.compile is (steps > 3)
+    warned = [it["message"] for it in events(run, "notice") if it["level"] == "warning"]
+    expected = steps == 3 and asked == "storage"
+    assert any("task.precision.compiled_graphs: storage has no effect: no layers" in it for it in warned) is expected
+
+
 def test_processes_on_different_gpus_are_refused() -> None:
     automatic.assert_equal([{"micro_batch_size": 1}] * 2)
     with pytest.raises(RunFailed, match=r"different GPUs.*task\.micro_batch_size"):

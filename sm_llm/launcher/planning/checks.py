@@ -18,7 +18,6 @@ from sm_llm.launcher.planning.model_facts import pretrained_issues
 from sm_llm.launcher.planning.plan import RANDOM
 from sm_llm.launcher.planning.unread_settings import OF_SCHEDULES, check_unread_settings, has_validation
 from sm_llm.spec.job_machines import computes_on_cpu, machine_types, smallest_card
-from sm_llm.spec.machines.hardware import card
 from sm_llm.spec.references import outputs, sources
 from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, ScriptTask, TrainTask, training_of
 from sm_llm.spec.training import StreamData, SyntheticData
@@ -326,7 +325,7 @@ def check_named_gpu(draft: Draft) -> Iterator[Issue]:
     from sm_llm.spec.machines.machine import own_card
 
     # Another GPU than the named one is a plan for a machine to come, which is what the field is for.
-    own, wanted = own_card(), card(named)
+    own, wanted = own_card(), smallest_card(job)
     if wanted is not None and own is None:
         message = f"this machine has no GPU: a job that starts here computes on the CPU, and the plan is for {wanted}"
         yield warning("gpu-not-here", "compute.gpu", message, named)

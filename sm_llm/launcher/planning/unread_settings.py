@@ -93,8 +93,8 @@ OF_TRAININGS: dict[str, tuple[_Reads, str]] = {
         "the schedule spans no number of steps",
     ),
     "precision.compiled_graphs": (
-        lambda task, _: task.precision.compile is not False,
-        "task.precision.compile is false",
+        lambda task, draft: _may_compile(task, draft),
+        "no layers are compiled: task.precision.compile is false, or auto amounts to that here",
     ),
     "parallelism.sharding": (
         lambda task, draft: changed(task.parallelism, ["sharding"]) != "hybrid" or _has_copies(task, draft),
@@ -117,8 +117,8 @@ OF_TRAININGS: dict[str, tuple[_Reads, str]] = {
         "it is for a tensor_parallel_degree above 1",
     ),
     "parallelism.reshard_after_forward": (
-        lambda task, _: changed(task.parallelism, ["sharding"]) != "none",
-        "with task.parallelism.sharding none no parameters are gathered",
+        lambda task, draft: _is_wrapped(task, draft),
+        "one process holds all parameters, and gathers none",
     ),
     "parallelism.activation_loading_horizon": (
         lambda task, _: changed(task.parallelism, ["sm_activation_offloading"]) is not None,
@@ -238,6 +238,24 @@ def _shards(task: TrainTask, draft: Draft) -> bool:
     """Whether processes hold parts of the parameters."""
     layout = _layout(task, draft)
     return layout is None or layout.shard > 1
+
+
+def _is_wrapped(task: TrainTask, draft: Draft) -> bool:
+    """Whether FSDP wraps the model: one process trains the bare one, unless its masters are in host memory.
+
+    Around whole copies (``sharding: none``), too, it keeps or frees parameters in the format that computes.
+    """
+    return draft.job.compute.world_size > 1 or changed(task.parallelism, ["offload_optimizer"]) is not None
+
+
+def _may_compile(task: TrainTask, draft: Draft) -> bool:
+    """Whether layers are compiled, or may be: on GPUs that are not known, a worker decides."""
+    if task.precision.compile != AUTO:
+        return task.precision.compile is True
+    if not task.parallelism.can.plans_memory or task.parallelism.degrees.tensor > 1 or computes_on_cpu(draft.job):
+        return False
+    planned = draft.planned
+    return planned is None or planned.precision.compile is not False
 
 
 def _layout(task: TrainTask, draft: Draft) -> Layout | None:

@@ -17,7 +17,7 @@ from sm_llm.errors import RunFailed, StorageError
 from sm_llm.runs.events.events import SettingsChosen
 from sm_llm.runs.run_paths import settings_key
 from sm_llm.spec.machines.hardware import Card
-from sm_llm.spec.tasks import CHECKPOINTING, COMPILE, open_settings, setting, with_settings
+from sm_llm.spec.tasks import AUTO, CHECKPOINTING, COMPILE, open_settings, setting, with_settings
 from sm_llm.spec.training import CheckpointStart
 from sm_llm.storage.uri import open_store, run_and_step
 
@@ -56,6 +56,10 @@ def with_choices(context: WorkerContext, task: TrainTask, config: Mapping[str, A
     if choice.predicted_bytes is not None:
         context.notice(f"settings chosen {'earlier' if is_kept else 'for this machine'}: {choice}")
     context.emit(SettingsChosen(dict(choice.values), choice.reason, choice.predicted_bytes, is_kept))
+    # A plan knows it only where it knows the GPU.
+    if (graphs := task.precision.compiled_graphs) != AUTO and choice.values.get(COMPILE) is False:
+        problem = f"has no effect: no layers are compiled ({choice.reason})"
+        context.notice(f"task.precision.compiled_graphs: {graphs} {problem}", "warning")
     return with_settings(task, choice.values)
 
 
