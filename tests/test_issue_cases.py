@@ -62,6 +62,10 @@ FLOW: dict[str, Any] = {
 }
 
 
+ODD = {"hidden_size": 40, "num_attention_heads": 4, "num_key_value_heads": 4}
+"""Sizes that no product in fp8 takes."""
+
+
 def model(preset: str, **config: Any) -> dict[str, Any]:
     """A model by its preset, with changes."""
     return {"task.model": {"preset": preset, "config": config}}
@@ -343,6 +347,10 @@ PLANNED: list[Case] = [
     ("validation-on-training-rows", ON_ROWS, ("task.data.validation=rows", "task.validation.every_steps=1")),
     ("fp8-emulated", TRAIN, ("task.precision.compute=fp8",)),
     ("gpu-not-here", TRAIN, ("compute.gpu=H100",)),
+    ("compute-format-unsupported-by-gpu", TRAIN, ("task.precision.compute=fp8", "compute.gpu=A100")),
+    ("fp8-without-products", TRAIN, ("task.precision.compute=fp8", model("tiny", **ODD, intermediate_size=72))),
+    ("fp8-in-part", TRAIN, ("task.precision.compute=fp8", model("tiny", intermediate_size=72))),
+    ("bf16-emulated", TRAIN, ("task.precision.compute=bf16", "compute.gpu=V100")),
     ("gpu-without-effect", SCRIPT, ("compute.gpu=H100",)),
     ("gpu-not-in-table", TRAIN, ("compute.gpu=RTX 4090 24GB",)),
     ("gpu-unknown", TRAIN, ("compute.gpu=RTX 4090",)),
@@ -385,11 +393,6 @@ OF_BACKENDS: list[Case] = [
         ({"inputs": {"a": {"file_system_id": "fs-01234567", "directory_path": "/a"}}},),
     ),
     ("volume-size-without-effect", ON_SAGEMAKER, ("backend.volume_size_gb=500",)),
-    (
-        "bf16-emulated",
-        ON_SAGEMAKER,
-        ("compute.instance_type=ml.p3.16xlarge", "task.precision.compute=bf16", "backend.max_run_seconds=3600"),
-    ),
     ("output-only-on-this-machine", ON_SAGEMAKER, ({"task.logging.sinks": {"tensorboard": {"folder": "x"}}},)),
     ("register-image-not-in-ecr", REGISTER, ()),
 ]

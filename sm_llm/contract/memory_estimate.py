@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, warning
 from sm_llm.models.families.table import family
-from sm_llm.spec.tasks import plainest
+from sm_llm.spec.tasks import plainest, settled_compute
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sm_llm.models.families.family import Config
+    from sm_llm.contract.fp8_products import Fp8Products
+    from sm_llm.models.families.family import Config, LayerWidths
     from sm_llm.spec.derive import Derived
     from sm_llm.spec.machines.hardware import Card
     from sm_llm.spec.parallelism.base import Layout, MemoryTerms
@@ -96,10 +97,11 @@ class MemoryEstimate:
 def memory_estimate(config: Config, task: TrainTask, derived: Derived, node_size: int, card: Card) -> MemoryEstimate:
     """The peak of one GPU or core of ``card`` in training a canonical ``config``, ``node_size`` of them a node.
 
-    The degrees were checked before. Settings that are ``auto`` count as the plainest.
+    The degrees were checked before. Settings that are ``auto`` count as the plainest, ``precision.compute`` as what a
+    worker on ``card`` makes of it.
     """
     # Each strategy's own class states what it shards, keeps and computes again; the arithmetic is common.
-    task = plainest(task)
+    task = settled_compute(plainest(task), has_bf16=card.has_bf16)
     terms = task.parallelism.memory()
     arranged = task.parallelism.layout(derived.world_size, node_size)
     if terms.zero1 is not None:
@@ -182,7 +184,7 @@ class _Step:
     @classmethod
     def of(cls, config: Config, task: TrainTask, terms: MemoryTerms, arranged: Layout, derived: Derived) -> _Step:
         precision, parts = task.precision, _Parameters.of(config, arranged)
-        compute = SIZES["bf16" if precision.compute == "auto" else precision.compute]
+        compute = SIZES[precision.compute]
         master, shard = SIZES[precision.master], parts.all / arranged.shard
         # One process shards nothing: FSDP is not applied, and there is nothing to gather or to reduce.
         alone = arranged.world_size == 1 and not terms.offloads_states
@@ -197,21 +199,15 @@ class _Step:
             lasting, gradients = shard * earlier if delayed else 0.0, 0.0
         else:
             lasting, gradients = shard * (state_bytes(precision) + copies + earlier), shard * own
-        kept_gathered, layers = 0.0, parts.all - parts.root
-        # Weights of products are gathered in fp8, half as large.
-        gathered = 0.5 if precision.compute == "fp8" else 1.0
-        # Gathered parameters are kept whole after the forward pass, or divided over that many processes.
-        if terms.resharded is False:
-            kept_gathered = parts.root + layers * gathered
-        elif terms.resharded is not True:
-            kept_gathered = (parts.root + layers * gathered) / terms.resharded
+        # Weights in host memory are gathered in bf16.
+        in_fp8 = 0 if alone or terms.offloads_states else _gathered_in_fp8(config, precision, arranged)
+        # Gathered parameters are freed after the forward pass, or kept, whole or divided over that many processes. A
+        # weight in fp8 is half as large.
+        kept_gathered = 0.0 if terms.resharded is True else (parts.all - in_fp8 / 2) / (terms.resharded or 1)
         tokens = tokens_of(derived, arranged)
         kept, whole = activation_bytes(config, terms, arranged, task.precision)
         again = _recomputed_layers(config, terms)
-        # Weights in host memory are gathered in bf16.
-        transposes = precision.compute == "fp8" and precision.compile is True and not alone
-        transposes = transposes and not terms.offloads_states
-        transposed = layers * (1 - again / int(config["num_hidden_layers"])) if transposes else 0.0
+        transposed = in_fp8 * (1 - again / int(config["num_hidden_layers"])) if precision.compile is True else 0.0
         return cls(
             parts, compute, SIZES[precision.reduce], lasting, gradients, not alone, kept_gathered,
             tokens * kept, tokens * whole, transposed, again > 0, family(config).vocab_size(config) / arranged.tensor,
@@ -227,6 +223,26 @@ class _Step:
     def unreduced(self, elements: float) -> float:
         """Bytes of gradients of ``elements`` parameters on their way to the shards: as computed, and as summed."""
         return (self.compute + self.reduce) * elements if self.gathers else 0.0
+
+
+def _gathered_in_fp8(config: Config, precision: PrecisionSpec, arranged: Layout) -> int:
+    """Parameters of all layers that are gathered in fp8, which no tensor parallelism divides."""
+    if precision.compute != "fp8":
+        return 0
+    return int(config["num_hidden_layers"]) * _products(config).gathered(arranged.shard)
+
+
+def _products(config: Config) -> Fp8Products:
+    # Imported here: most trainings compute nothing in fp8.
+    from sm_llm.contract.fp8_products import fp8_products
+
+    return fp8_products(config)
+
+
+def _computed_from_norms(config: Config, widths: LayerWidths) -> int:
+    """Of what norms and activations give, all that products in fp8 alone take: it is computed again."""
+    fitting = _products(config).fitting
+    return sum(width for takers, width in widths.cheap.items() if all(it in fitting for it in takers))
 
 
 def _recomputed_layers(config: Config, terms: MemoryTerms) -> int:
@@ -291,7 +307,7 @@ def _of_a_stage(
     Of what goes into the matrices a core keeps its own part of the sequence, and gathers the rest once more.
     """
     kind, stages, tensor = family(config), arranged.pipeline, arranged.tensor
-    compute = SIZES["bf16" if task.precision.compute == "auto" else task.precision.compute]
+    compute = SIZES[task.precision.compute]
     parts, widths = _Parameters.of(config, arranged), kind.layer_widths(config)
     # Rounded up: the estimate is that of the fullest stage.
     layers = -(-int(config["num_hidden_layers"]) // stages)
@@ -332,13 +348,13 @@ def activation_bytes(
     config: Config, terms: MemoryTerms, arranged: Layout, precision: PrecisionSpec
 ) -> tuple[float, float]:
     """Per token of one process: what all layers keep for the backward pass, and one where nothing is computed again."""
-    compute = SIZES["bf16" if precision.compute == "auto" else precision.compute]
+    compute = SIZES[precision.compute]
     widths, layers = family(config).layer_widths(config), int(config["num_hidden_layers"])
     around = arranged.tensor if terms.splits_sequence else 1
     boundary = compute * widths.hidden / around
     if precision.compile is True:
-        # What norms and the activation give is computed again from what they take, where products are in fp8.
-        again = widths.cheap if precision.compute == "fp8" else 0
+        # From what they take, where products are in fp8.
+        again = _computed_from_norms(config, widths) if precision.compute == "fp8" else 0
         outside = widths.inputs + widths.around / around
         inside = widths.compiled - again - widths.inputs - widths.around
         whole = compute * (outside + inside / arranged.tensor)

@@ -59,13 +59,23 @@ def smallest_card(job: JobSpec) -> Card | None:
     row = smallest_accelerator(job)
     if row is not None:
         return row.card
-    if machine_types(job):
-        return None
+    return None if machine_types(job) else _card_without_type(job)
+
+
+def cards(job: JobSpec) -> tuple[Card, ...]:
+    """Every accelerator that a job computes on, each kind once, from the same sources; empty where none is known."""
+    found = [row.card for row in machines(job)] if machine_types(job) else [_card_without_type(job)]
+    return tuple({it.name: it for it in found if it is not None}.values())
+
+
+def _card_without_type(job: JobSpec) -> Card | None:
+    """The GPU of nodes whose type is not given."""
+    # Also for a local job: its plan may be for another machine.
     if job.compute.gpu is not None:
         from sm_llm.spec.machines.gpu_names import card
 
         return card(job.compute.gpu)
-    if not job.backend.runs_here:
+    if not job.backend.runs_here or computes_on_cpu(job):
         return None
     from sm_llm.spec.machines.machine import own_card
 

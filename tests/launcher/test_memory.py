@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from sm_llm.contract.memory_estimate import GIB, MemoryEstimate, memory_estimate
+from sm_llm.contract.fp8_products import fp8_products
+from sm_llm.contract.memory_estimate import GIB, MemoryEstimate, activation_bytes, memory_estimate
 from sm_llm.launcher.planner import plan
 from sm_llm.models.config import model_config
 from sm_llm.spec.derive import derive_task
 from sm_llm.spec.machines.hardware import Card, instance
-from sm_llm.spec.tasks import TrainTask
+from sm_llm.spec.parallelism.base import Layout, MemoryTerms
+from sm_llm.spec.tasks import PrecisionSpec, TrainTask
 
 ACCOUNT = ("backend.role=arn:aws:iam::123456789012:role/SageMaker", "storage=s3://bucket/runs")
 
@@ -95,8 +97,8 @@ def test_it_is_what_trainings_have_allocated(
 
 
 def test_layers_that_keep_their_weights_in_fp8_are_counted() -> None:
-    """Transposed weights of layers that are not computed again: a byte for each of their parameters."""
-    layer = 4096 * (4096 + 1024) * 2 + 3 * 4096 * 14_336 + 2 * 4096
+    """Transposed weights of layers that are not computed again: a byte for each of their elements."""
+    layer = 4096 * (4096 + 1024) * 2 + 3 * 4096 * 14_336
 
     def kept(**parallelism: Any) -> float:
         sizes = [
@@ -183,6 +185,58 @@ def test_what_each_option_saves() -> None:
     assert plain.activations > compiled.activations > budget.activations > full.activations
     chunks = estimate("llama-2-7b", 8, parallelism={"context_parallel_degree": 2}, **wide)
     assert chunks.activations == plain.activations / 2
+
+
+@pytest.mark.parametrize(("on", "same"), [("ml.g4dn.12xlarge", "fp32"), ("ml.g5.12xlarge", "bf16")])
+def test_a_format_that_is_left_open_counts_as_the_worker_settles_it(on: str, same: str) -> None:
+    open_, given = (estimate("qwen2.5-0.5b", 4, on=on, precision={"compute": it}) for it in ("auto", same))
+    assert open_ == given
+    masters = {"compute": "auto", "master": "bf16"}
+    given = estimate("qwen2.5-0.5b", 4, on=on, precision={**masters, "compute": "bf16"})
+    assert estimate("qwen2.5-0.5b", 4, on=on, precision=masters) == given
+
+
+def test_a_plan_shows_the_format_of_its_gpu() -> None:
+    fields = ("compute.gpu=T4", "task.precision.compute=auto")
+    assert plan("smoke", *fields)[0].settings["precision"].startswith("computes in fp32 (auto, on T4);")
+    assert "bf16 where the hardware has it" in plan("smoke")[0].settings["precision"]
+
+
+def test_only_what_is_gathered_in_fp8_counts_as_half() -> None:
+    """Three processes share no matrix of Llama 3.1 8B evenly; experts and norms are never in fp8."""
+    attention = 4096 * (4096 + 1024) * 2
+
+    def working(preset: str, gpus: int, precision: dict[str, Any], **parallelism: Any) -> float:
+        return estimate(preset, gpus, on="ml.p5e.48xlarge", precision=precision, parallelism=parallelism).working
+
+    def transposed(preset: str, gpus: int) -> float:
+        return working(preset, gpus, FP8) - working(preset, gpus, {**FP8, "compile": False})
+
+    def halved(gpus: int, **parallelism: Any) -> float:
+        plain, fp8 = (working("llama-3.1-8b", gpus, {"compute": it}, **KEPT, **parallelism) for it in ("bf16", "fp8"))
+        return (plain - fp8) / (32 * layer)
+
+    layer = attention + 3 * 4096 * 14_336
+    assert transposed("llama-3.1-8b", 2) == 32 * layer
+    assert transposed("llama-3.1-8b", 3) == 0
+    assert 0.8 < halved(2) <= 1, "of two bytes, but for the layers at work"
+    assert halved(3) == halved(2, offload_optimizer=True) == 0
+    mixtral = fp8_products(model_config(preset="mixtral-8x7b", path=None, pretrained=None, overrides={}))
+    assert [mixtral.gathered(shards) for shards in (2, 3)] == [attention, 0]
+
+
+def test_what_products_in_bf16_take_is_kept() -> None:
+    """Compiled layers compute again what norms and activations give to products in fp8 alone."""
+
+    def saved(preset: str, **overrides: Any) -> float:
+        config = model_config(preset=preset, path=None, pretrained=None, overrides=overrides)
+        formats = [PrecisionSpec.model_validate(it) for it in (COMPILED, FP8)]
+        kept, fp8 = (activation_bytes(config, MemoryTerms(), Layout(), it)[1] for it in formats)
+        return (kept - fp8) / 2
+
+    assert saved("llama-3.1-8b") == 2 * 4096 + 14_336
+    assert saved("llama-3.1-8b", intermediate_size=14_328) == 4096, "those of the feed-forward block are in bf16"
+    assert saved("mixtral-8x7b") == 4096, "those of experts as well"
 
 
 def test_copies_hold_sums_that_wait_for_the_last_micro_batch() -> None:

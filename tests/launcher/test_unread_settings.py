@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.launcher.planner import plan
-from sm_llm.launcher.planning.checks import check_fp8
+from sm_llm.launcher.planning.checks import check_compute_format
 from sm_llm.launcher.planning.draft import Draft
 from sm_llm.launcher.planning.unread_settings import (
     OF_FETCHES,
@@ -332,10 +332,10 @@ def test_12f_a_cpu_only_emulates_fp8() -> None:
     fp8 = ["task.precision.compute=fp8", "task.data.seq_length=64"]
     job = load(JOB, [*fp8, CPU]).spec
     assert isinstance(job, JobSpec)
-    assert [it.code for it in check_fp8(Draft(job, {}))] == ["fp8-emulated"]
+    assert [it.code for it in check_compute_format(Draft(job, {}))] == ["fp8-emulated"]
     job = load(JOB, [*fp8, *typed(ON_P4D)]).spec
     assert isinstance(job, JobSpec)
-    assert not list(check_fp8(Draft(job, {})))
+    assert [it.code for it in check_compute_format(Draft(job, {}))] == ["compute-format-unsupported-by-gpu"]
 
 
 def test_defaults_are_not_warned_of() -> None:

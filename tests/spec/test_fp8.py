@@ -48,6 +48,57 @@ def test_what_does_not_go_together_is_refused(fields: dict[str, Any], code: str)
     assert code in {issue.code for issue in error.value.issues}
 
 
+CLUSTERS = {
+    "slurm": {"backend.name": "slurm", "backend.shared_folder": "/fsx/x", "backend.virtual_environment": "/fsx/venv",
+              "storage": "/fsx/runs"},
+    "kubeflow": {"backend.name": "kubeflow", "backend.image": "image", "storage": "s3://bucket-x/runs"},
+    "local": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", CLUSTERS)
+def test_every_backend_refuses_a_gpu_without_fp8_and_warns_of_one_without_bf16(backend: str) -> None:
+    for fields in ({"compute.gpu": "A100"}, {"compute.instance_type": "ml.p4d.24xlarge"}):
+        if backend == "local" and "compute.instance_type" in fields:
+            continue
+        with pytest.raises(PlanError, match="A100 has no fp8") as error:
+            plan(JOB, **CLUSTERS[backend], **fields)
+        assert error.value.issues[0].path == "task.precision.compute"
+    [found] = plan(JOB, **CLUSTERS[backend], **{"compute.gpu": "V100", "task.precision.compute": "bf16"})
+    [warning] = [it for it in found.issues if it.code == "bf16-emulated"]
+    assert (warning.path, warning.severity, warning.remedy) == ("task.precision.compute", "warning", "Use fp32")
+
+
+def test_gpus_of_several_types_and_masters_in_bf16_are_judged_as_well() -> None:
+    group = {"instance_count": 1}
+    groups = [{"name": it, "instance_type": f"ml.{it}.48xlarge", **group} for it in ("p5", "g5")]
+    fields = {**AWS, "compute": {"instance_type": "ml.p5.48xlarge", "instance_count": 2}}
+    with pytest.raises(PlanError, match="A10G has no fp8"):
+        plan(JOB, **fields, **{"backend.instance_groups": groups, "backend.max_run_seconds": 3600})
+    [found] = plan(JOB, **{"task.precision": {"compute": "auto", "master": "bf16"}, "compute.gpu": "T4"})
+    [warning] = [it for it in found.issues if it.code == "bf16-emulated"]
+    assert warning.remedy == "Use fp32, with task.precision.master: fp32"
+
+
+def test_matrices_whose_sizes_do_not_fit_are_named() -> None:
+    odd = {"hidden_size": 40, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 72}
+    with pytest.raises(PlanError, match=r"0 of 7 linear layers.*q_proj \(40 x 40\).*Use bf16") as error:
+        plan(JOB, **{"task.model.config": odd})
+    assert [it.code for it in error.value.issues] == ["fp8-without-products"]
+    [found] = plan(JOB, **{"task.model.config": {"intermediate_size": 72}})
+    [warning] = [it for it in found.issues if it.code == "fp8-in-part"]
+    assert "4 of 7 linear layers" in warning.message
+    assert all(f"mlp.{it}_proj" in warning.message for it in ("gate", "up", "down"))
+    assert "q_proj" not in warning.message
+    assert "fp8-in-part" not in {it.code for it in plan(JOB)[0].issues}
+
+
+def test_experts_which_stay_in_bf16_are_warned_of() -> None:
+    [found] = plan(JOB, **{"task.model": {"preset": "mixtral-8x7b", "config": {"num_hidden_layers": 2}}})
+    [warning] = [it for it in found.issues if it.code == "fp8-in-part"]
+    assert "the experts, 97% of its parameters" in warning.message
+
+
 @pytest.mark.parametrize(
     ("machine", "fits"), [("ml.p5.48xlarge", True), ("ml.g6.xlarge", True), ("ml.p4d.24xlarge", False)]
 )

@@ -12,11 +12,15 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 
 from sm_llm import optional
+from sm_llm.contract.fp8_products import fp8_products
 from sm_llm.errors import RunFailed
+from sm_llm.models.config import model_config
+from sm_llm.models.families.table import family
 from sm_llm.worker.device import CpuDevice
 from sm_llm.worker.strategies.fsdp import float8, float8_layers, float8_plain
 from sm_llm.worker.strategies.master import PlainMasters
 from sm_llm.worker.strategies.model import build_on_meta, decoder_layers
+from sm_llm.worker.training import start_report
 
 CONFIG = {
     "model_type": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -41,6 +45,41 @@ def test_the_linear_layers_of_decoder_layers_multiply_in_fp8_and_keep_their_name
     assert counts == [7, 7], "queries, keys, values, output, gate, up, down"
     assert [name for name, _ in model.named_parameters()] == names, "checkpoints are those of bf16"
     assert type(model.get_output_embeddings()) is torch.nn.Linear  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("preset", ["tiny", "mistral-7b", "mixtral-8x7b", "qwen2.5-0.5b", "qwen3-0.6b", "gpt-neox-20b"])
+@pytest.mark.parametrize("inner", [64, 72])
+def test_the_plan_counts_the_products_that_the_worker_computes_in_fp8(preset: str, inner: int) -> None:
+    sizes = {
+        "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": inner, "num_attention_heads": 2,
+        "vocab_size": 64, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    if preset != "gpt-neox-20b":
+        sizes["num_key_value_heads"] = 1
+    if preset == "qwen3-0.6b":
+        sizes["head_dim"] = 16
+    config = model_config(preset=preset, path=None, pretrained=None, overrides=sizes)
+    products = fp8_products(config)
+    ((parent, name),) = decoder_layers(build_on_meta(config), config)
+    layer = parent.get_submodule(name)
+    linear = {it for it, module in layer.named_modules() if isinstance(module, torch.nn.Linear)}
+    assert {*products.fitting, *products.others} == linear
+    assert {it for takers in family(config).layer_widths(config).cheap for it in takers} >= products.fitting.keys() - {
+        "self_attn.o_proj", "attention.dense"
+    }  # fmt: skip
+    assert float8.compute_in_float8(layer, emulate=True) == len(products.fitting)
+    assert bool(products.experts) == (preset == "mixtral-8x7b")
+
+
+def test_the_worker_names_products_that_stay_in_bf16() -> None:
+    notices: list[Any] = []
+    context: Any = SimpleNamespace(notice=lambda *words: notices.append(words))
+    for compute, inner in (("bf16", 72), ("fp8", 64), ("fp8", 72)):
+        task: Any = SimpleNamespace(precision=SimpleNamespace(compute=compute))
+        start_report.report_products(context, task, {**CONFIG, "intermediate_size": inner})
+    ((text, level),) = notices
+    assert "4 of 7 linear layers of a decoder layer compute in fp8" in text
+    assert ("mlp.down_proj (32 x 72)" in text, level) == (True, "warning")
 
 
 def test_products_of_odd_sizes_stay_as_they_are() -> None:

@@ -17,9 +17,9 @@ from sm_llm.launcher.planning.local_paths import (
 from sm_llm.launcher.planning.model_facts import pretrained_issues
 from sm_llm.launcher.planning.plan import RANDOM
 from sm_llm.launcher.planning.unread_settings import OF_SCHEDULES, check_unread_settings, has_validation
-from sm_llm.spec.job_machines import computes_on_cpu, machine_types, smallest_card
+from sm_llm.spec.job_machines import cards, computes_on_cpu, machine_types, smallest_card
 from sm_llm.spec.references import outputs, sources
-from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, ScriptTask, TrainTask, training_of
+from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, ScriptTask, TrainTask, settled_compute, training_of
 from sm_llm.spec.training import StreamData, SyntheticData
 from sm_llm.spec.validation.runner import blocked_by
 from sm_llm.terminal import counted
@@ -309,12 +309,42 @@ def check_separate_validation(draft: Draft) -> Iterator[Issue]:
         yield warning("validation-on-training-rows", path, message, value, remedy)
 
 
-def check_fp8(draft: Draft) -> Iterator[Issue]:
-    """A format that a CPU can only imitate."""
-    task = draft.training
-    if task is not None and task.precision.compute == "fp8" and computes_on_cpu(draft.job):
+def check_compute_format(draft: Draft) -> Iterator[Issue]:
+    """Number formats that the job's GPUs, where they are known, lack; and one that a CPU can only imitate."""
+    task, path = draft.training, "task.precision.compute"
+    if task is None:
+        return
+    if task.precision.compute == "fp8" and computes_on_cpu(draft.job):
         message = "is emulated on a CPU: numbers are rounded to fp8 and multiplied in their own format, slowly"
-        yield warning("fp8-emulated", "task.precision.compute", message, "fp8")
+        yield warning("fp8-emulated", path, message, "fp8")
+    # Of groups of several types, each.
+    for card in cards(draft.job):
+        # As the worker does, so that a format that nobody has written is judged as well.
+        compute = settled_compute(task, has_bf16=card.has_bf16).precision.compute
+        if compute == "fp8" and not card.has_fp8:
+            problem = f"{card.name} has no fp8, which GPUs have since Ada and Hopper"
+            remedy = "Use bf16" if card.has_bf16 else "Use fp32"
+            yield Issue("compute-format-unsupported-by-gpu", path, problem, "fp8", remedy)
+        if compute == "bf16" and not card.has_bf16:
+            own_masters = task.precision.master == "bf16"
+            remedy = f"Use fp32{', with task.precision.master: fp32' if own_masters else ''}"
+            yield warning("bf16-emulated", path, f"{card.name} has no bf16 and emulates it slowly", "bf16", remedy)
+
+
+def check_fp8_products(draft: Draft) -> Iterator[Issue]:
+    """Matrices that no product in fp8 takes, and experts."""
+    task, config = draft.training, draft.config.value
+    if task is None or config is None or task.precision.compute != "fp8" or not task.parallelism.can.computes_fp8:
+        return
+    # Imported here: most trainings compute nothing in fp8.
+    from sm_llm.contract.fp8_products import fp8_products
+
+    products, path = fp8_products(config), "task.precision.compute"
+    if not products.fitting:
+        remedy = "Use bf16, or a model whose sizes fit (task.model)"
+        yield Issue("fp8-without-products", path, f"has nothing to compute: {products.left_out}", "fp8", remedy)
+    elif products.left_out:
+        yield warning("fp8-in-part", path, products.left_out, "fp8")
 
 
 def check_named_gpu(draft: Draft) -> Iterator[Issue]:
@@ -353,7 +383,8 @@ DATA_CHECKERS: tuple[Checker[Draft], ...] = (
     check_separate_validation,
     check_optimiser,
     check_unread_settings,
-    check_fp8,
+    check_compute_format,
+    check_fp8_products,
     check_named_gpu,
     check_processes,
     check_program,

@@ -10,7 +10,8 @@ from sm_llm.errors import PlanError
 from sm_llm.launcher.planning.local_paths import contents, local_folder
 from sm_llm.redaction import redact
 from sm_llm.spec.inputs import FileSystemInput, S3Input, input_location
-from sm_llm.spec.tasks import ConvertTask, PrepareTask, ScriptTask, TrainTask, training_of
+from sm_llm.spec.job_machines import smallest_card
+from sm_llm.spec.tasks import AUTO, ConvertTask, PrepareTask, ScriptTask, TrainTask, settled_compute, training_of
 from sm_llm.spec.training import CheckpointStart, PretrainedStart, StreamData, SyntheticData
 from sm_llm.terminal import counted, quoted
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sm_llm.spec.derive import Derived
     from sm_llm.spec.inputs import Input
     from sm_llm.spec.job import JobSpec
+    from sm_llm.spec.machines.hardware import Card
 
 
 RANDOM = "RANDOM TOKENS"
@@ -45,7 +47,7 @@ def settings(job: JobSpec, rows: int | None = None) -> dict[str, str]:
             "data": _data(training, rows),
             "start": _start(training),
             "tokenizer": training.tokenizer or "none: the result has none",
-            "precision": _precision(training),
+            "precision": _precision(training, smallest_card(job)),
         }
     elif isinstance(task, PrepareTask):
         found["reads"] = ", ".join(_with_contents(source) for source in task.sources)
@@ -166,9 +168,13 @@ def _start(task: TrainTask) -> str:
     return f"random weights (seed {task.seed})"
 
 
-def _precision(task: TrainTask) -> str:
+def _precision(task: TrainTask, card: Card | None) -> str:
     precision = task.precision
-    compute = "bf16 where the hardware has it, else fp32" if precision.compute == "auto" else precision.compute
+    compute: str = precision.compute
+    if compute == AUTO and card:
+        compute = f"{settled_compute(task, has_bf16=card.has_bf16).precision.compute} (auto, on {card.name})"
+    elif compute == AUTO:
+        compute = "bf16 where the hardware has it, else fp32"
     moments = f", AdamW's moments in {precision.moments}" if precision.moments != "master" else ""
     compiled = ", compiled" if precision.compile is True else ""
     states = f"parameters in {precision.master}{moments}, gradients summed in {precision.reduce}"

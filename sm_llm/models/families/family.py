@@ -83,8 +83,8 @@ class LayerWidths:
     compiled: int
     """What a compiled layer keeps of all this in the compute format: what is cheap to compute again it does not keep.
     Counted in the graphs of torch 2.11's inductor, and compared with GPUs (``tests/launcher/test_memory.py``)."""
-    cheap: int
-    """Of ``compiled``, what norms and activation functions give."""
+    cheap: Mapping[tuple[str, ...], int]
+    """Of ``compiled``, what norms and activation functions give, by the linear layers that take it."""
     products_around: int = 0
     """Results of such products outside of the blocks."""
 
@@ -212,6 +212,16 @@ class Family(ABC):
     def tensors(self, config: Config) -> dict[str, Tensor]:
         """Every parameter in model order; a tied output head is absent, since it is the embedding."""
         return dict(self.iterate_tensors(config))
+
+    def one_layer(self, config: Config) -> dict[str, Tensor]:
+        """The parameters of the first decoder layer, names as in published files without the layer's prefix."""
+        inside = {name.partition(".layers.0.")[2]: it for name, it in self.iterate_tensors(config)}
+        return {name: it for name, it in inside.items() if name}
+
+    def linear_layers(self, config: Config) -> dict[str, Tensor]:
+        """The matrices of a decoder layer, [output, input], that are linear layers of transformers, by their names."""
+        layer = self.one_layer(config)
+        return {name.removesuffix(".weight"): it for name, it in layer.items() if it.group == "matrix"}
 
     def tied_head(self, config: Config) -> tuple[str, str] | None:
         """(output head, embedding) where the head is the embedding; None for a head of its own."""

@@ -102,7 +102,11 @@ class GatedDecoder(Family):
             inside=2 * queries + 2 * keys + normed + 4 * inner,
             products=2 * queries + keys + inner,
             compiled=4 * hidden + 2 * queries + 2 * keys + (queries + keys if self.head_norms else 0) + 3 * inner,
-            cheap=2 * hidden + inner,
+            cheap={
+                ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"): hidden,
+                ("mlp.gate_proj", "mlp.up_proj"): hidden,
+                ("mlp.down_proj",): inner,
+            },
             products_around=hidden,
         )
 

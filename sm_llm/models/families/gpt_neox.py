@@ -104,7 +104,11 @@ class GptNeoX(Family):
             inside=7 * hidden + steps * inner,
             products=4 * hidden + inner,
             compiled=8 * hidden + 2 * inner,
-            cheap=2 * hidden + inner,
+            cheap={
+                ("attention.query_key_value",): hidden,
+                ("mlp.dense_h_to_4h",): hidden,
+                ("mlp.dense_4h_to_h",): inner,
+            },
         )
 
     def packings(self, config: Config) -> dict[str, Packing]:

@@ -50,6 +50,11 @@ class Mixtral(Mistral):
             for name, shape in {"w1": (inner, hidden), "w2": (hidden, inner), "w3": (inner, hidden)}.items():
                 yield f"{_EXPERTS}.{expert}.{name}.weight", Tensor(shape, "matrix", "normal", std)
 
+    def linear_layers(self, config: Config) -> dict[str, Tensor]:
+        """As in all families, without the router and the experts: both have parameters of their own."""
+        found = super().linear_layers(config)
+        return {name: it for name, it in found.items() if not name.startswith("block_sparse_moe.")}
+
     def inner_channels(self, config: Config) -> int:
         return int(self.value(config, "num_experts_per_tok")) * int(config["intermediate_size"])
 

@@ -23,9 +23,9 @@ class ComputeSpec(SpecModel):
     instance_count: int = Field(default=1, ge=1, le=10_000)
     """Nodes (on the local backend: simulated nodes, each with its own torchrun)."""
     gpu: Annotated[str | None, FREE] = None
-    """GPU of a node where no instance type names it, for the estimate of memory in a plan: ``H200``, ``A100 80GB``,
-    what nvidia-smi prints (``NVIDIA H100 80GB HBM3``), or another one with its memory in GiB (``RTX 4090 24GB``). On
-    the local backend it is this machine's."""
+    """GPU of a node where no instance type names it, for the estimate of memory in a plan and its number formats:
+    ``H200``, ``A100 80GB``, what nvidia-smi prints (``NVIDIA H100 80GB HBM3``), or another one with its memory in GiB
+    (``RTX 4090 24GB``). On the local backend it is this machine's."""
     processes_per_instance: int | None = Field(default=None, ge=1, le=1_024)
     """Processes a node runs; null means one per accelerator of the instance type, or one where there is none."""
 

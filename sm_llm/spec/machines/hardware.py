@@ -19,7 +19,7 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Card:
-    """One accelerator of a job, as far as the estimate of memory asks."""
+    """One accelerator of a job, as far as the estimate of memory and the checks of number formats ask."""
 
     name: str
     gib: float
@@ -28,6 +28,16 @@ class Card:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.gib:.4g} GiB)"
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether it computes bf16 natively: NVIDIA's GPUs since Ampere, and NeuronCores."""
+        return not any(name in self.name for name in _BEFORE_AMPERE)
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether it multiplies matrices in fp8: of NVIDIA's GPUs those since Ada and Hopper."""
+        return not any(name in self.name for name in _BEFORE_ADA)
 
 
 @dataclass(frozen=True)
@@ -70,15 +80,6 @@ class Instance:
     def card(self) -> Card | None:
         """One of its accelerators; None where there is none."""
         return Card(self.accelerator, self.accelerator_gib, self.is_neuron) if self.accelerator else None
-
-    @property
-    def has_bf16(self) -> bool:
-        return self.accelerator not in ("V100", "T4")
-
-    @property
-    def has_fp8(self) -> bool:
-        """Whether its GPUs multiply matrices in fp8: NVIDIA's since Ada and Hopper."""
-        return self.is_gpu and self.accelerator not in ("V100", "T4", "A100", "A10G")
 
 
 ACCELERATORS: tuple[Accelerator, ...] = (
@@ -204,8 +205,9 @@ FLEX, RING = "flex", "ring"
 """FlexAttention over the blocks of a window; PyTorch's context parallelism, with flash attention inside."""
 # For data centres: torch takes cuDNN's kernels first on these alone, and on others flash attention is as fast.
 _SINCE_HOPPER = ("H100", "H200", "B200", "B300")
-# Compute capabilities below 8.0.
-_WITHOUT_FLASH = ("V100", "T4")
+# Compute capabilities below 8.0, without bf16 and flash attention, and below 8.9, without fp8.
+_BEFORE_AMPERE = ("V100", "T4")
+_BEFORE_ADA = (*_BEFORE_AMPERE, "A100", "A10G")
 _CUDNN_CHANNELS, _FLASH_CHANNELS = 128, 256
 _BY_NAME = {row.name: row for row in INSTANCES}
 # Names at least this similar (``SequenceMatcher.ratio``) may be one name with a typing error.
@@ -250,7 +252,7 @@ def attention_kernel(
     if is_shared and not in_window:
         return RING
     # Any other window is a mask.
-    if in_window or compute == "fp32" or any(name in device_name for name in _WITHOUT_FLASH):
+    if in_window or compute == "fp32" or any(name in device_name for name in _BEFORE_AMPERE):
         return EFFICIENT
     if any(name in device_name for name in _SINCE_HOPPER) and head_size <= _CUDNN_CHANNELS and head_size % 8 == 0:
         return CUDNN

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from sm_llm.spec.machines.hardware import Instance
 
 
+FP8_UNIT = 16
+"""Sizes of a product in fp8, of its matrices and of its tokens, are multiples of this: for ``torch._scaled_mm`` and for
+TransformerEngine's kernels."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Degrees of parallelism. Neighbouring ranks are of one tensor-parallel group, then of one context-parallel group.
@@ -117,6 +122,8 @@ class TrainingFacts:
     """``precision.moments``."""
     may_compile: bool = False
     """It is left to the planner."""
+    chooses_micro_batch: bool = False
+    """``micro_batch_size`` is left to the planner, and the one above is the smallest that it may choose."""
 
 
 @dataclass(frozen=True)

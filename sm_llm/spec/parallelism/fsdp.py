@@ -9,6 +9,7 @@ from pydantic import Field
 
 from sm_llm.errors import Issue
 from sm_llm.spec.parallelism.base import (
+    FP8_UNIT,
     Capabilities,
     Degrees,
     Layout,
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 # The default, by which a value that was typed without the kind budget is recognised.
 _BUDGET = 0.7
-FP8_UNIT = 16
-"""Sizes of a product of ``torch._scaled_mm`` are multiples of this: of its matrices, and of its tokens."""
+# Ways of checkpointing that compute whole layers again, so that their inputs can be offloaded.
+_OFFLOADABLE = ("auto", "full", "every_nth")
 
 
 class FsdpSpec(StrategySpec):

@@ -9,6 +9,7 @@ from pydantic import Field
 from sm_llm.errors import Issue
 from sm_llm.spec.field_classes import ORDER, PRECISION
 from sm_llm.spec.parallelism.base import (
+    FP8_UNIT,
     Capabilities,
     Degrees,
     Layout,
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from sm_llm.spec.machines.hardware import Instance
 
-FP8_UNIT = 16
-"""TransformerEngine's kernels for fp8 want products whose sizes are multiples of this."""
 _FAMILIES = ("p4d", "p4de", "p5", "p5e", "p5en")
 _FP8_FAMILIES = ("p5", "p5e", "p5en")
 _SMDDP_FAMILIES = ("p4d", "p4de")

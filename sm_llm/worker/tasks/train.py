@@ -289,6 +289,7 @@ class Trainer:
         )
         for doubt in self.setup.warnings:
             self.context.notice(doubt, "warning")
+        start_report.report_products(self.context, self.task, self.setup.config)
 
     def begin(self) -> Start:
         """Choose the start, build model and optimiser, load what training continues from, open the data."""

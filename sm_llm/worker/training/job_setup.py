@@ -15,6 +15,7 @@ from sm_llm.models.families.table import family
 from sm_llm.models.parallel import model_issues
 from sm_llm.spec.derive import Derived, derive_task
 from sm_llm.spec.machines.hardware import peak_flops
+from sm_llm.spec.tasks import settled_compute
 from sm_llm.spec.training import PretrainedStart
 from sm_llm.worker.training.step_metrics import Costs
 
@@ -105,13 +106,5 @@ def config_of(task: TrainTask) -> dict[str, Any]:
 
 
 def settled(task: TrainTask, device: Device) -> TrainTask:
-    """``task`` with ``precision.compute: auto`` replaced: bf16 where it is native (or the masters are), else fp32.
-
-    Where bf16 is emulated it is many times slower than fp32: forty times on an x86 CPU without AVX-512.
-    """
-    precision = task.precision
-    if precision.compute != "auto":
-        return task
-    native = precision.master == "bf16" or device.computes_bf16()
-    settled_precision = precision.model_copy(update={"compute": "bf16" if native else "fp32"})
-    return task.model_copy(update={"precision": settled_precision})
+    """``task`` in the number format that ``device`` computes natively, where ``precision.compute`` is ``auto``."""
+    return settled_compute(task, has_bf16=device.computes_bf16())

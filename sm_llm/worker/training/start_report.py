@@ -1,4 +1,5 @@
-"""What is reported of a start: the kernel of attention, the collectives, how long the phases took, what was compiled.
+"""What is reported of a start: the kernel of attention, the collectives, how long the phases took, what was compiled
+and what of fp8 is left out.
 
 Apart from ``strategies``, since every image imports it.
 """
@@ -6,15 +7,25 @@ Apart from ``strategies``, since every image imports it.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from sm_llm.contract.fp8_products import fp8_products
 from sm_llm.runs.events.event_lines import event_line
 from sm_llm.runs.events.events import StartMeasured
 from sm_llm.worker.training import compile_report
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sm_llm.runs.events.events import AttentionChosen, CollectivesChosen, LayersCompiled
+    from sm_llm.spec.tasks import TrainTask
     from sm_llm.worker.context import WorkerContext
+
+
+def report_products(context: WorkerContext, task: TrainTask, config: Mapping[str, Any]) -> None:
+    """A warning of the products of the decoder layers that stay in bf16 although fp8 is asked for."""
+    if task.precision.compute == "fp8" and (text := fp8_products(config).left_out):
+        context.notice(f"task.precision.compute: {text}", "warning")
 
 
 def report_attention(context: WorkerContext, found: AttentionChosen | None) -> None:

@@ -10,9 +10,9 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.contract.fp8_products import fits, is_gathered
 from sm_llm.errors import RunFailed
 from sm_llm.optional import missing
-from sm_llm.spec.parallelism.fsdp import FP8_UNIT
 
 if TYPE_CHECKING:
     import torch
@@ -60,14 +60,12 @@ def settle_scales(model: torch.nn.Module) -> None:
 
 
 def _is_gathered(shards: int, module: torch.nn.Module, name: str) -> bool:
-    # FSDP pads shards that are uneven: it replaces torchao's tensor by a copy, which has no scale and which the
-    # optimiser does not know. Those are gathered as they are.
     rows: Any = module.out_features
-    return _fits(module, name) and rows % shards == 0
+    return _fits(module, name) and is_gathered(rows, shards)
 
 
 def _fits(module: torch.nn.Module, _: str) -> bool:
     if type(module).__name__ == "Float8Linear":  # a linear layer, too, that the first of two conversions made
         return False
     sizes: tuple[Any, ...] = (module.in_features, module.out_features)
-    return all(size % FP8_UNIT == 0 for size in sizes)
+    return fits(*sizes)

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import MixedPrecision
 from sm_llm.errors import CheckpointError
 from sm_llm.models.families.family import Tensor
 from sm_llm.models.families.table import family
-from sm_llm.spec.parallelism.smp import FP8_UNIT
+from sm_llm.spec.parallelism.base import FP8_UNIT
 from sm_llm.worker.device import DTYPES, ask_for_determinism
 from sm_llm.worker.parameter_names import with_plain_names
 from sm_llm.worker.strategies.chunks import chunk_positions

@@ -22,7 +22,7 @@ from sm_llm.spec.inputs import FileSystemInput
 from sm_llm.spec.job_machines import groups, machine_types, machines
 from sm_llm.spec.machines.hardware import instance, nearest_instance
 from sm_llm.spec.references import sources
-from sm_llm.spec.tasks import ScriptTask, parallelism_of, starts_own_ranks, starts_ranks, training_of
+from sm_llm.spec.tasks import ScriptTask, parallelism_of, starts_own_ranks, starts_ranks
 from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
@@ -306,10 +306,6 @@ def _strategy_issues(job: JobSpec, options: SageMakerOptions) -> Iterator[Issue]
     path = "backend.instance_groups" if groups(job) else "compute.instance_type"
     for row in machines(job):
         yield from parallelism.instance_issues(row, path)
-        training = training_of(job.task)
-        if training is not None and training.precision.compute == "fp8" and not (row.has_fp8 or row.is_neuron):
-            problem = f"the {row.accelerator or 'CPU'} of {row.name} has no fp8"
-            yield Issue("compute-format-unsupported-by-gpu", "task.precision.compute", problem, "fp8", "Use bf16")
     image, marker = options.image_uri, parallelism.image_marker
     # A built image has a name of the user's own, from which nothing follows.
     if image is not None and options.image == "stock" and marker is not None and marker not in image:
@@ -365,7 +361,6 @@ def _secret_issues(job: JobSpec) -> Iterator[Issue]:
 def job_warnings(job: JobSpec) -> Iterator[Issue]:
     """What works, but is probably not meant."""
     options, path = SageMakerOptions.of(job), "backend.instance_groups" if groups(job) else "compute.instance_type"
-    training = training_of(job.task)
     yield from image_warnings(job)
     for kind in [it for it in machine_types(job) if instance(it) is None]:
         meant = nearest_instance(kind)
@@ -380,9 +375,6 @@ def job_warnings(job: JobSpec) -> Iterator[Issue]:
         if job.compute.instance_count > 1 and row.accelerator and not row.efa_cards:
             message = f"{row.name} has no EFA: the nodes talk over TCP at {row.network_gbps:g} Gb/s"
             yield warning("instance-type-without-efa", path, message)
-        if training and training.precision.compute == "bf16" and not row.has_bf16:
-            message = f"{row.accelerator} has no bf16 and emulates it slowly; use fp32"
-            yield warning("bf16-emulated", "task.precision.compute", message)
         if options.volume_size_gb and row.nvme_gb:
             message = f"{row.name} uses its NVMe disks ({row.nvme_gb:,} GB) whatever is asked"
             yield warning("volume-size-without-effect", "backend.volume_size_gb", message)
