@@ -125,6 +125,25 @@ def test_a_local_job_whose_packages_are_missing_is_refused_by_the_same_gate(monk
         launch("smoke", new=True)
 
 
+def test_what_the_plan_itself_needs_for_s3_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sm_llm import optional
+
+    monkeypatch.setattr(optional, "is_installed", lambda module: module not in ("boto3", "botocore"))
+    with pytest.raises(PlanError, match="boto3 is not installed") as error:
+        plan("smoke", "storage=s3://bucket/runs")
+    found = [it.path for it in error.value.issues if it.code == "local-s3-package-missing"]
+    assert found == ["storage"]
+
+
+def test_a_step_whose_tracker_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sm_llm import optional
+
+    monkeypatch.setattr(optional, "is_installed", lambda module: module != "mlflow")
+    step = plan("smoke")[0].job.model_dump(mode="json", include={"name", "task", "compute"})
+    [found] = plan(as_workflow(step), "steps.one.task.logging.sinks={mlflow: {}}")
+    assert [it.path for it in found.unsupported] == ["steps.one.task.logging.sinks.mlflow"]
+
+
 def test_a_step_of_a_local_workflow_passes_the_same_gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from sm_llm import optional
     from sm_llm.launcher.backends.local import workflow

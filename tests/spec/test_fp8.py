@@ -99,6 +99,17 @@ def test_experts_which_stay_in_bf16_are_warned_of() -> None:
     assert "the experts, 97% of its parameters" in warning.message
 
 
+def test_a_plan_without_the_package_is_shown_and_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sm_llm import optional
+    from sm_llm.launcher.api import launch
+
+    monkeypatch.setattr(optional, "is_installed", lambda module: module != "torchao")
+    [found] = plan(JOB)
+    assert [(it.code, it.path) for it in found.unsupported] == [("local-package-missing", "task.precision.compute")]
+    with pytest.raises(PlanError, match="torchao is not installed"):
+        launch(JOB, new=True)
+
+
 @pytest.mark.parametrize(
     ("machine", "fits"), [("ml.p5.48xlarge", True), ("ml.g6.xlarge", True), ("ml.p4d.24xlarge", False)]
 )

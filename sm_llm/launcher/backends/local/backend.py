@@ -80,12 +80,13 @@ class LocalBackend:
     name: str = "local"
 
     def plan_checks(self, plan: Plan) -> Checks:
-        """Devices and threads, and what this machine cannot do: more processes than GPUs, trackers that are not
-        installed, a pod's secrets."""
+        """Devices and threads, and what this machine cannot do: more processes than GPUs, a pod's secrets, packages
+        that are not installed."""
         contract = emulated(plan.job)
         elsewhere = contract.decide(plan) if contract is not None else Checks(None)
         issues = run(BACKEND_CHECKERS, Here(plan, self.machine, contract, elsewhere.issues))
-        unsupported = (*_missing_packages(plan), *_missing_cores(plan))
+        chosen = () if contract is not None else _missing_chosen_packages(plan)
+        unsupported = (*_missing_packages(plan), *chosen, *_missing_cores(plan))
         return Checks(self._target(plan, elsewhere.target), tuple(issues), unsupported=unsupported)
 
     def _target(self, plan: Plan, elsewhere: Target | None) -> LocalTarget:
@@ -232,11 +233,28 @@ def _missing_cores(plan: Plan) -> Iterator[Issue]:
 
 
 def _missing_packages(plan: Plan) -> Iterator[Issue]:
-    """What every worker of this kind of task imports; trackers and formats that a job chooses are its own issues."""
+    """What every worker of this kind of task imports."""
     kind = plan.job.task.kind
     if (lack := missing("torch", *TASK_KINDS[kind].packages)) is not None:
         prefix = f"steps.{plan.step}." if plan.step else ""
         yield Issue("local-worker-package-missing", f"{prefix}task.kind", f"a local run cannot start: {lack}")
+
+
+def _missing_chosen_packages(plan: Plan) -> Iterator[Issue]:
+    """What the worker imports for trackers and formats that this job chooses: it runs in this very environment."""
+    task, prefix = plan.job.task, f"steps.{plan.step}." if plan.step else ""
+    if task.kind != "train":
+        return
+    sinks = task.logging.sinks
+    wanted = [name for name in type(sinks).model_fields if getattr(sinks, name) is not None]
+    needed = {f"task.logging.sinks.{name}": name for name in wanted}
+    if task.data.format == "stream":
+        needed["task.data.format"] = "datasets"
+    if task.precision.compute == "fp8":
+        needed["task.precision.compute"] = "torchao"
+    for path, module in needed.items():
+        if (lack := missing(module)) is not None:
+            yield Issue("local-package-missing", f"{prefix}{path}", lack)
 
 
 @dataclass(frozen=True)
@@ -292,25 +310,15 @@ def check_emulation(here: Here) -> Iterator[Issue]:
         yield from here.contract.issues(here.job)
 
 
-def check_packages(here: Here) -> Iterator[Issue]:
-    """Workers run in this very environment, so what is not installed here is known before anything starts."""
+def check_s3_packages(here: Here) -> Iterator[Issue]:
+    """Places in S3, which neither the plan nor a worker in this very environment can reach."""
     job = here.job
-    if here.contract is not None:
+    if here.contract is not None or (lack := missing("boto3", "botocore")) is None:
         return
-    sinks = job.task.logging.sinks if job.task.kind == "train" else None
-    wanted = [name for name in type(sinks).model_fields if getattr(sinks, name) is not None] if sinks else []
-    needed: dict[str, tuple[str, ...]] = {f"task.logging.sinks.{name}": (name,) for name in wanted}
-    if job.task.kind == "train" and job.task.data.format == "stream":
-        needed["task.data.format"] = ("datasets",)
-    if job.task.kind == "train" and job.task.precision.compute == "fp8":
-        needed["task.precision.compute"] = ("torchao",)
-    locations = {"storage": job.storage, **{f"inputs.{name}": input_location(it) for name, it in job.inputs.items()}}
-    needed |= {
-        path: ("boto3", "botocore") for path, location in {**locations, **sources(job)}.items() if is_s3(location)
-    }
-    for path, modules in needed.items():
-        if (lack := missing(*modules)) is not None:
-            yield Issue("local-package-missing", path, lack)
+    inputs = {f"inputs.{name}": input_location(it) for name, it in job.inputs.items()}
+    for path, location in {"storage": job.storage, **inputs, **sources(job)}.items():
+        if is_s3(location):
+            yield Issue("local-s3-package-missing", path, lack)
 
 
 def check_program(here: Here) -> Iterator[Issue]:
@@ -387,7 +395,7 @@ BACKEND_CHECKERS: tuple[Checker[Here], ...] = (
     check_devices,
     check_processors,
     check_emulation,
-    check_packages,
+    check_s3_packages,
     check_program,
     check_inputs,
     check_input_contents,
