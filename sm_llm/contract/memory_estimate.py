@@ -83,14 +83,11 @@ class MemoryEstimate:
         listed = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items())
         return f"about {self.by_card / GIB:.1f} of {card.gib:.4g} GiB: {listed}"
 
-    def warnings(self, card: Card) -> Iterator[Issue]:
-        """Where it probably does not fit."""
+    def warnings(self, card: Card, remedy: str = "") -> Iterator[Issue]:
+        """Where it probably does not fit, with what would help (``memory_remedy``)."""
         if self.by_card <= card.gib * GIB:
             return
         message = f"this training probably runs out of memory: {self.describe(card)}"
-        remedy = "Lower task.micro_batch_size, set activation_checkpointing to full, or shard over more GPUs"
-        if card.is_neuron:
-            remedy = "Set activation_checkpointing to full, or raise the tensor- or pipeline-parallel degree"
         yield warning("memory-probably-short", "task.micro_batch_size", message, remedy=remedy)
 
 
@@ -112,6 +109,22 @@ def memory_estimate(config: Config, task: TrainTask, derived: Derived, node_size
     loss = _loss_bytes(config, step, tokens_of(derived, arranged), card)
     moments = (_at_the_loss(step, loss), _into_the_backward(step), _at_the_end(step))
     return replace(max(moments, key=lambda it: it.total), apart=step.apart)
+
+
+def memory_remedy(task: TrainTask, card: Card) -> str:
+    """What would let a training take less of ``card``, and is not done yet."""
+    terms, is_split = task.parallelism.memory(), task.parallelism.degrees.tensor > 1
+    ways = []
+    if task.micro_batch > 1 and not card.is_neuron:
+        ways.append("lower task.micro_batch_size")
+    # Layers with split matrices do not compile with all ways of checkpointing.
+    compiled_split = task.parallelism.can.compile_split if is_split and task.precision.compile is True else ()
+    kind = "full" if not compiled_split or "full" in compiled_split else compiled_split[-1]
+    if terms.recomputes not in ("full", kind):
+        ways.append(f"set task.parallelism.activation_checkpointing to {kind}")
+    ways.append("raise the tensor- or pipeline-parallel degree" if card.is_neuron else "shard over more GPUs")
+    text = f"{', '.join(ways[:-1])}{', or ' if ways[1:] else ''}{ways[-1]}"
+    return f"{text[0].upper()}{text[1:]}"
 
 
 def state_bytes(precision: PrecisionSpec) -> int:

@@ -239,6 +239,25 @@ def test_what_products_in_bf16_take_is_kept() -> None:
     assert saved("mixtral-8x7b") == 4096, "those of experts as well"
 
 
+def advised(*fields: str) -> str:
+    [found] = plan("llama-2-7b-fsdp", *ACCOUNT, "compute.instance_type=ml.g5.48xlarge", *fields)
+    [warning] = [it for it in found.issues if it.code == "memory-probably-short"]
+    return warning.remedy
+
+
+def test_what_is_done_already_is_not_advised() -> None:
+    size, kind = "task.micro_batch_size=", "task.parallelism.activation_checkpointing="
+    lower, full = "lower task.micro_batch_size", "set task.parallelism.activation_checkpointing to full"
+    length = "task.data.seq_length=4096"
+    assert advised(f"{size}2", f"{kind}none", length) == f"L{lower[1:]}, {full}, or shard over more GPUs"
+    assert advised(f"{size}1", f"{kind}none", length) == f"S{full[1:]}, or shard over more GPUs"
+    assert advised(f"{size}1", f"{kind}full", length, "compute.processes_per_instance=1") == "Shard over more GPUs"
+    split = ("task.parallelism.tensor_parallel_degree=2", "task.precision.compile=true", f"{size}1")
+    assert advised(*split, f"{kind}none", length).startswith(
+        "Set task.parallelism.activation_checkpointing to selective"
+    )
+
+
 def test_copies_hold_sums_that_wait_for_the_last_micro_batch() -> None:
     hybrid = {"sharding": "hybrid", "hybrid_shard_degree": 8}
     once, twice = (estimate("llama-2-7b", 16, parallelism=hybrid, global_batch_size=it) for it in (16, 32))

@@ -50,6 +50,10 @@ def reported(seq_length: int = 4096, compile: bool = False, **smp: Any) -> str:
         ({"hybrid_shard_degree": 16, "expert_parallel_degree": 8}, "128 does not divide the world size of 16"),
         ({"hybrid_shard_degree": 4, "expert_parallel_degree": 8}, "Use one of 1, 2"),
         ({"fp8": True, "seq_length": 4088}, "a multiple of 16 tokens a GPU, and this makes 4088"),
+        (
+            {"fp8": True, "seq_length": 48, "context_parallel_degree": 2, "hybrid_shard_degree": 2},
+            "this makes 24 (got 48). Use a multiple of 32",
+        ),
         ({"compile": True}, "not go through torch.compile"),
         ({"shard_degree": 8}, "hybrid_shard_degree"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sm_llm.contract.memory_estimate import memory_remedy
 from sm_llm.errors import DataError, Issue, warning
 from sm_llm.launcher.planning.draft import UpstreamOutput, tokenizer_vocabulary
 from sm_llm.launcher.planning.local_paths import (
@@ -286,9 +287,9 @@ def check_gpu(draft: Draft) -> Iterator[Issue]:
 @blocked_by("task", "compute", "storage")
 def check_memory(draft: Draft) -> Iterator[Issue]:
     """A training that probably needs more than its GPUs have; an estimate for degrees that are wrong means nothing."""
-    card = smallest_card(draft.job)
-    if card is not None and draft.memory is not None:
-        yield from draft.memory.warnings(card)
+    card, task = smallest_card(draft.job), draft.planned
+    if card is not None and task is not None and draft.memory is not None:
+        yield from draft.memory.warnings(card, memory_remedy(task, card))
 
 
 def check_separate_validation(draft: Draft) -> Iterator[Issue]:

@@ -99,6 +99,8 @@ class FsdpSpec(StrategySpec):
     def training_issues(self, training: TrainingFacts) -> Iterator[Issue]:
         yield from super().training_issues(training)
         yield from _option_issues(self)
+        if self.offload_activations and self.activation_checkpointing not in _OFFLOADABLE:
+            yield from _offloading_issues(self, training)
         yield from _sequence_issues(self, training.seq_length)
         yield from _budget_issues(self, compiles=training.compiles or training.may_compile)
         if self.copy_engine_collectives is True:
@@ -147,17 +149,6 @@ def _option_issues(spec: FsdpSpec) -> list[Issue]:
                 remedy,
             )
         )
-    if spec.offload_activations and spec.activation_checkpointing not in ("auto", "full", "every_nth"):
-        problem = f"has nothing to offload with activation_checkpointing: {spec.activation_checkpointing}"
-        issues.append(
-            Issue(
-                "offloading-without-checkpointing",
-                "task.parallelism.offload_activations",
-                problem,
-                True,
-                "Use full or every_nth",
-            )
-        )
     if spec.checkpoint_every_layers != 2 and spec.activation_checkpointing != "every_nth":
         problem = f"is for activation_checkpointing: every_nth, and this is {spec.activation_checkpointing}"
         remedy = "Set task.parallelism.activation_checkpointing to every_nth, or leave it out"
@@ -173,15 +164,29 @@ def _option_issues(spec: FsdpSpec) -> list[Issue]:
     return issues
 
 
+def _offloading_issues(spec: FsdpSpec, training: TrainingFacts) -> Iterator[Issue]:
+    # Those that would have something to offload do not compile with split matrices.
+    others = "" if spec.tensor_parallel_degree > 1 and training.compiles else ", or use activation_checkpointing full"
+    yield Issue(
+        "offloading-without-checkpointing",
+        "task.parallelism.offload_activations",
+        f"has nothing to offload with activation_checkpointing: {spec.activation_checkpointing}",
+        True,
+        f"Leave it out{others}{' or every_nth' if others else ''}",
+    )
+
+
 def _budget_issues(spec: FsdpSpec, *, compiles: bool) -> Iterator[Issue]:
     kind = spec.activation_checkpointing
     if kind == "budget" and not compiles:
+        # With split matrices no layer compiles that has a budget.
+        is_split = spec.tensor_parallel_degree > 1
         yield Issue(
             "budget-without-compile",
             "task.parallelism.activation_checkpointing",
             "the budget is torch.compile's, and precision.compile is off",
             kind,
-            "Set task.precision.compile to true, or use selective",
+            "Use selective" if is_split else "Set task.precision.compile to true, or use selective",
         )
     if spec.activation_memory_budget != _BUDGET and kind != "budget":
         yield Issue(
@@ -193,34 +198,47 @@ def _budget_issues(spec: FsdpSpec, *, compiles: bool) -> Iterator[Issue]:
         )
 
 
-def _split_compile_issues(spec: FsdpSpec, training: TrainingFacts) -> Iterator[Issue]:
+def _compiles_split(spec: FsdpSpec) -> bool:
+    """Whether layers with split matrices compile with what the backward pass computes again."""
     kind = spec.activation_checkpointing
     # Layers whose inputs are offloaded are computed again.
-    is_possible = not spec.offload_activations if kind == "auto" else kind in spec.can.compile_split
+    return not spec.offload_activations if kind == "auto" else kind in spec.can.compile_split
+
+
+def _split_compile_issues(spec: FsdpSpec, training: TrainingFacts) -> Iterator[Issue]:
+    kind = spec.activation_checkpointing
     # A budget is for compiled layers alone.
-    if not is_possible and (training.compiles or (training.may_compile and kind == "budget")):
+    if not _compiles_split(spec) and (training.compiles or (training.may_compile and kind == "budget")):
+        ways = [f"use {' or '.join(spec.can.compile_split)}"] if kind != "auto" else []
+        # Offloading takes the inputs of layers that are computed again.
+        ways = [" and ".join(["leave offload_activations out", *ways])] if spec.offload_activations else ways
+        ways += ["set task.precision.compile to false"] if kind != "budget" else []
+        remedy = ", or ".join(ways)
         yield Issue(
             "compile-with-tensor-parallelism",
             "task.parallelism.activation_checkpointing",
             "torch 2.13 cannot compile layers that are computed again so and whose matrices are split: their graphs "
             "would hold a DeviceMesh",
             kind,
-            f"Use {' or '.join(spec.can.compile_split)}"
-            + (", or set task.precision.compile to false" if kind != "budget" else ""),
+            f"{remedy[0].upper()}{remedy[1:]}",
         )
 
 
 def _overlap_issues(spec: FsdpSpec, training: TrainingFacts) -> Iterator[Issue]:
     """Where no gather stands beside a matrix product in a compiled graph."""
+    # The planner does not compile layers with split matrices.
+    eager = f"precision.compile: {'auto' if training.may_compile else 'false'}"
     reasons = {
         "tensor_parallel_degree: 1": spec.tensor_parallel_degree == 1,
         "sequence_parallel: false": not spec.sequence_parallel,
-        # The planner does not compile layers with split matrices.
-        f"precision.compile: {'auto' if training.may_compile else 'false'}": not training.compiles,
+        eager: not training.compiles,
     }
     if found := [name for name, holds in reasons.items() if holds]:
         problem = f"has no effect with {', '.join(found)}"
-        yield Issue("overlap-without-effect", "task.parallelism.async_tensor_parallel", problem, True, "Leave it out")
+        remedy = "Leave it out"
+        if found == [eager] and _compiles_split(spec):
+            remedy = "Set task.precision.compile to true, or leave it out"
+        yield Issue("overlap-without-effect", "task.parallelism.async_tensor_parallel", problem, True, remedy)
 
 
 def _copy_engine_issues(spec: FsdpSpec) -> Iterator[Issue]:
@@ -263,23 +281,40 @@ def _fp8_issues(spec: FsdpSpec, training: TrainingFacts) -> Iterator[Issue]:
             "fp8",
             "Use bf16, or tensor_parallel_degree 1",
         )
-    tokens = training.micro_batch_size * training.seq_length // spec.context_parallel_degree
-    # The matrices themselves are checked with the model, whose sizes are not known here.
-    if tokens % FP8_UNIT:
-        yield Issue(
-            "fp8-tokens-not-divisible",
-            "task.data.seq_length",
-            f"fp8 takes micro-batches of a multiple of {FP8_UNIT} tokens a GPU, and this makes {tokens}",
-            training.seq_length,
-            f"Use a multiple of {FP8_UNIT}",
-        )
+    length, size, context = training.seq_length, training.micro_batch_size, spec.context_parallel_degree
+    # The matrices themselves are checked with the model (``launcher.planning.checks``): its sizes are not known here.
+    if size * length // context % FP8_UNIT == 0:
+        return
+    whole = FP8_UNIT * context
+    unit = math.lcm(_sequence_unit(spec), whole // math.gcd(whole, size))
+    ways = [f"Use a multiple of {unit}"]
+    # A sequence that cannot be cut is no better in another micro-batch.
+    if length % _sequence_unit(spec) == 0:
+        ways.append(f"set task.micro_batch_size to a multiple of {whole // math.gcd(whole, length)}")
+    smallest = (
+        " with one sequence, which task.micro_batch_size: auto may choose" if training.chooses_micro_batch else ""
+    )
+    yield Issue(
+        "fp8-tokens-not-divisible",
+        "task.data.seq_length",
+        f"fp8 takes micro-batches of a multiple of {FP8_UNIT} tokens a GPU, and this makes "
+        f"{size * length // context}{smallest}",
+        length,
+        ", or ".join(ways),
+    )
+
+
+def _sequence_unit(spec: FsdpSpec) -> int:
+    """What the length of a sequence must be a multiple of."""
+    context, tensor = spec.context_parallel_degree, spec.tensor_parallel_degree if spec.sequence_parallel else 1
+    # The part of a process must consist of two equal chunks and be divisible over the tensor-parallel processes.
+    return context * math.lcm(2, tensor) if context > 1 else tensor
 
 
 def _sequence_issues(spec: FsdpSpec, seq_length: int) -> list[Issue]:
     """Whether a sequence can be cut: into two chunks per context-parallel process, those over tensor-parallel ones."""
     context, tensor = spec.context_parallel_degree, spec.tensor_parallel_degree if spec.sequence_parallel else 1
-    # The part of a process must consist of two equal chunks and be divisible over the tensor-parallel processes.
-    unit = context * math.lcm(2, tensor) if context > 1 else tensor
+    unit = _sequence_unit(spec)
     if seq_length % unit == 0:
         return []
     lower = seq_length // unit * unit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -123,7 +124,9 @@ class SmpSpec(StrategySpec):
         tokens = training.micro_batch_size * seq_length // self.context_parallel_degree
         if self.fp8 and tokens % FP8_UNIT:
             problem = f"fp8 wants micro-batches of a multiple of {FP8_UNIT} tokens a GPU, and this makes {tokens}"
-            yield Issue("smp-fp8-tokens-not-divisible", path, problem, seq_length, "Use a multiple of it")
+            whole = FP8_UNIT * self.context_parallel_degree
+            unit = math.lcm(chunks, whole // math.gcd(whole, training.micro_batch_size))
+            yield Issue("smp-fp8-tokens-not-divisible", path, problem, seq_length, f"Use a multiple of {unit}")
 
     def instance_issues(self, machine: Instance, where: str) -> Iterator[Issue]:
         """Source: SageMaker Developer Guide, "Supported frameworks, instances and regions" of SMP v2."""

@@ -164,6 +164,7 @@ def check_strategy(training: TrainingSubject) -> Iterator[Issue]:
             task.data.seq_length,
             compiles=task.precision.compile is True,
             may_compile=task.precision.compile == "auto",
+            chooses_micro_batch=task.micro_batch_size == "auto",
             compute=task.precision.compute,
             samples=task.logging.sample_prompt is not None,
             master=task.precision.master,
