@@ -114,7 +114,7 @@ def test_options_that_do_not_go_together() -> None:
     assert training_issues(64) == []
     assert "sharding: hybrid" in training_issues(64, hybrid_shard_degree=2)[0]
     kept = training_issues(64, offload_activations=True, activation_checkpointing="none")
-    assert "Use full or every_nth" in kept[0]
+    assert "use activation_checkpointing full or every_nth" in kept[0]
     assert training_issues(64, offload_activations=True, activation_checkpointing="every_nth") == []
     assert "every_nth" in training_issues(64, checkpoint_every_layers=4)[0]
     assert training_issues(64, checkpoint_every_layers=4, activation_checkpointing="every_nth") == []

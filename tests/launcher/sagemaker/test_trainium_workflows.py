@@ -64,7 +64,7 @@ def test_the_70b_plan_shows_its_arithmetic() -> None:
     rows = shown(train)
     assert "tensor 32 x pipeline 8 = 256 shard files of a converted model" in rows
     assert "8 key/value heads x 4 copies = 32" in rows
-    assert re.search(r"memory of a NeuronCore +about 11\.\d of 16 GiB", rows)
+    assert re.search(r"memory of a NeuronCore +about 13\.\d of 16 GiB", rows)
     assert "500 steps, 4,194,304,000 tokens; an epoch has rows / 1,024 steps" in rows
     converts = found["convert"].settings["converts"]
     assert converts.endswith(
