@@ -16,8 +16,9 @@ from sm_llm.spec.tasks import TrainTask
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.device import CpuDevice
 from sm_llm.worker.process_info import ProcessInfo
+from sm_llm.worker.runtime.compiler_cache import FOLDER_ENVIRONMENT
 from sm_llm.worker.training import compiled_graphs
-from sm_llm.worker.training.compiled_graphs import FOLDER_ENVIRONMENT, CompiledGraphs, open_graphs
+from sm_llm.worker.training.compiled_graphs import CompiledGraphs, open_graphs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,14 +130,14 @@ def test_graphs_above_the_limit_are_not_kept(
     assert not (context.run.root / "compiled").exists()
 
 
-def test_the_cache_lies_in_the_scratch_folder_unless_the_user_names_one(context: WorkerContext) -> None:
+def test_the_cache_lies_in_the_scratch_folder_unless_the_user_names_one(context: WorkerContext, tmp_path: Path) -> None:
     environ: dict[str, str] = {}
     task = TrainTask.model_validate(train_task(precision={"compile": True}))
     assert open_graphs(context, task, {}, CpuDevice(), environ) is not None
     assert environ == {FOLDER_ENVIRONMENT: str(context.scratch / "compiled")}
-    named = {FOLDER_ENVIRONMENT: "/named"}
+    named = {FOLDER_ENVIRONMENT: str(tmp_path / "named")}
     open_graphs(context, task, {}, CpuDevice(), named)
-    assert named == {FOLDER_ENVIRONMENT: "/named"}
+    assert named == {FOLDER_ENVIRONMENT: str(tmp_path / "named")}
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from sm_llm.runs.run_paths import graphs_key
 from sm_llm.spec.tasks import settings
 from sm_llm.storage.uri import is_s3
 from sm_llm.terminal import counted
+from sm_llm.worker.runtime.compiler_cache import FOLDER_ENVIRONMENT, open_folder, remove_unfinished
 from sm_llm.worker.versions import versions
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.device import Device
 
-FOLDER_ENVIRONMENT = "TORCHINDUCTOR_CACHE_DIR"
-"""torch's variable; a user's own is kept."""
 MOST_BYTES = 256 << 20
 """Of one process's graphs; those of 32 layers of one kind take a few megabytes."""
 _COUNTERS = (("inductor", "fxgraph_cache"), ("aot_autograd", "autograd_cache"))
@@ -47,9 +46,11 @@ def open_graphs(
 ) -> CompiledGraphs | None:
     """The graphs of ``task``, whose layers are compiled, restored; None where they stay in the scratch folder.
 
-    Every process calls it, before a graph is compiled.
+    Every process calls it, before a graph is compiled. Raises ``RunFailed`` for a cache folder that cannot be used.
     """
-    environ.setdefault(FOLDER_ENVIRONMENT, str(context.scratch / "compiled"))
+    folder = open_folder(context.scratch / "compiled", environ)
+    if removed := remove_unfinished(folder):
+        context.notice(f"removed what a killed compiler had left half-written in {folder}: {', '.join(removed)}")
     kept = task.precision.compiled_graphs
     if not hasattr(torch.compiler, "load_cache_artifacts"):
         if kept == "storage":
