@@ -55,9 +55,9 @@ _GROWING = re.compile(
 )
 
 
-def graphs_key(digest: str, local_rank: int) -> str:
-    """What is noted of graphs that were compiled from what has this ``digest``, below the run's folder."""
-    return f"compiled/{digest}/rank-{local_rank}.json"
+def graphs_prefix(digest: str, local_rank: int) -> str:
+    """Begins the keys of graphs that were compiled from what has this ``digest``, below the run's folder."""
+    return f"compiled/{digest}/rank-{local_rank}-"
 
 
 def settings_key(hardware: str) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,9 @@ import pytest
 import torch
 from worker_jobs import events, job_environment, job_file, search_path, train_task
 
+from sm_llm.errors import StorageError
 from sm_llm.spec.tasks import TrainTask
+from sm_llm.storage.folder import FolderStore
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.device import CpuDevice
 from sm_llm.worker.process_info import ProcessInfo
@@ -58,8 +61,8 @@ def test_a_later_attempt_on_another_machine_compiles_nothing_again(tmp_path: Pat
     assert "compiled graphs: 0 of 1 graph from the cache\n" in printed[0]
     assert "compiled graphs: 1 of 1 graph from the cache (carried over by the run's storage)" in printed[1]
     assert "warning" not in printed[0] + printed[1]
-    names = sorted(it.suffix for it in (tmp_path / "run" / "compiled").rglob("rank-0*"))
-    assert names == [".bin", ".json"]
+    suffixes = sorted(it.suffix for it in (tmp_path / "run" / "compiled").rglob("rank-0*"))
+    assert suffixes == [".bin", ".whole"]
 
 
 @pytest.fixture
@@ -71,15 +74,35 @@ def context(tmp_path: Path) -> WorkerContext:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """What torch was given to unpickle."""
     given: list[bytes] = []
-    monkeypatch.setattr(torch.compiler, "load_cache_artifacts", given.append)
+
+    def load(body: bytes) -> object:
+        given.append(body)
+        return None if body == b"unreadable" else SimpleNamespace()
+
+    monkeypatch.setattr(torch.compiler, "load_cache_artifacts", load)
     return given
 
 
 def kept(context: WorkerContext, body: bytes) -> Path:
-    graphs = CompiledGraphs(context, "digest")
-    graphs._keep(body)
-    [data] = context.run.root.rglob("rank-0-*.bin")
+    """An attempt's graphs, and where they lie."""
+    CompiledGraphs(context, "digest")._keep(body)
+    [data] = [it for it in context.run.root.rglob("rank-0-*.bin") if it.read_bytes() == body]
     return data
+
+
+def attempted(context: WorkerContext, monkeypatch: pytest.MonkeyPatch, body: bytes) -> list[str]:
+    """An attempt that compiles ``body`` where it finds nothing; returns what is kept then."""
+    graphs = CompiledGraphs(context, "digest")
+    graphs.restore()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.compiler, "save_cache_artifacts", lambda: (body, None))
+        graphs.save()
+        graphs.save()
+    return sorted(it.name for it in context.run.root.rglob("rank-0-*"))
+
+
+def names(body: bytes) -> list[str]:
+    return [f"rank-0-{hashlib.sha256(body).hexdigest()}{it}" for it in (".bin", ".whole")]
 
 
 def test_graphs_are_read_as_they_were_kept(context: WorkerContext, read: list[bytes]) -> None:
@@ -89,36 +112,95 @@ def test_graphs_are_read_as_they_were_kept(context: WorkerContext, read: list[by
     assert read == [b"graphs"], "others have other keys"
 
 
-@pytest.mark.parametrize("change", ["content", "size", "note", "digest", "nested", "missing", "owner", "mode"])
-def test_other_graphs_than_those_that_were_kept_are_not_unpickled(
+@pytest.mark.parametrize("again", [b"graphs", b"other graphs"])
+@pytest.mark.parametrize("change", ["content", "cut short", "size", "name", "missing", "unnoted", "owner", "mode"])
+def test_graphs_that_are_not_those_that_were_kept_are_not_unpickled_but_replaced(
     change: str,
+    again: bytes,
     context: WorkerContext,
     read: list[bytes],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    data = kept(context, b"graphs")
-    if change == "content":
-        data.write_bytes(b"graphz")
-    elif change == "size":
-        monkeypatch.setattr(compiled_graphs, "MOST_BYTES", 5)
-    elif change == "note":
-        (data.parent / "rank-0.json").write_text(json.dumps(["a", "b"]))
-    elif change == "digest":
-        (data.parent / "rank-0.json").write_text(json.dumps({"sha256": "/../../other", "bytes": 6}))
-    elif change == "nested":
-        (data.parent / "rank-0.json").write_text("[" * 100_000)
-    elif change == "missing":
-        data.unlink()
-    elif change == "mode":
-        data.chmod(0o660)
-    else:
-        monkeypatch.setattr(compiled_graphs.os, "geteuid", lambda: 4711)
-        monkeypatch.setattr(compiled_graphs, "own_user", lambda _: 4711)
-    CompiledGraphs(context, "digest").restore()
+    data, graphs = kept(context, b"graphs"), CompiledGraphs(context, "digest")
+    with monkeypatch.context() as patch:
+        if change == "content":
+            data.write_bytes(b"graphz")
+        elif change == "cut short":
+            data.write_bytes(b"gra")
+        elif change == "size":
+            patch.setattr(compiled_graphs, "MOST_BYTES", 5)
+        elif change == "name":
+            data.with_suffix(".whole").rename(data.with_name("rank-0-other.whole"))
+            data.rename(data.with_name("rank-0-other.bin"))
+        elif change == "missing":
+            data.unlink()
+        elif change == "unnoted":
+            data.with_suffix(".whole").unlink()
+        elif change == "mode":
+            data.chmod(0o660)
+        else:
+            patch.setattr(compiled_graphs.os, "geteuid", lambda: 4711)
+            patch.setattr(compiled_graphs, "own_user", lambda _: 4711)
+        graphs.restore()
     assert read == []
-    assert "compiled graphs of earlier attempts were not read" in capsys.readouterr().out
+    is_warned = "compiled graphs of earlier attempts were not read, and are replaced" in capsys.readouterr().out
+    assert is_warned == (change != "unnoted"), "what a killed process has not noted yet is no damage"
     assert list(context.scratch.glob("graphs-*")) == []
+    graphs._keep(again)
+    assert attempted(context, monkeypatch, b"never compiled") == names(again)
+    assert read == [again]
+
+
+def test_graphs_that_torch_does_not_read_are_replaced(
+    context: WorkerContext, read: list[bytes], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept(context, b"unreadable")
+    assert attempted(context, monkeypatch, b"graphs") == names(b"graphs")
+    assert "does not read compiled/digest/rank-0-" in capsys.readouterr().out
+    assert attempted(context, monkeypatch, b"never compiled") == names(b"graphs")
+    assert read == [b"unreadable", b"graphs"]
+
+
+def test_of_graphs_that_two_attempts_have_kept_at_once_later_ones_leave_the_first(
+    context: WorkerContext, read: list[bytes], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = [CompiledGraphs(context, "digest") for _ in range(2)]
+    kept(context, b"damaged").write_bytes(b"damage")
+    for graphs in both:
+        graphs.restore()
+    both[0]._keep(b"one")
+    both[1]._keep(b"two")
+    capsys.readouterr()
+    first = min((b"one", b"two"), key=lambda it: hashlib.sha256(it).hexdigest())
+    for _ in range(2):
+        assert attempted(context, monkeypatch, b"never compiled") == names(first)
+    assert read == [first, first]
+    assert capsys.readouterr().out == ""
+
+
+def silent(*_: object) -> None:
+    raise StorageError("the disk does not answer")
+
+
+def test_graphs_that_the_storage_did_not_bring_are_not_replaced(
+    context: WorkerContext, read: list[bytes], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept(context, b"graphs")
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderStore, "get_file", silent)
+        attempted(context, monkeypatch, b"graphs")
+    assert "were not read: the disk does not answer" in capsys.readouterr().out
+    assert attempted(context, monkeypatch, b"never compiled") == names(b"graphs")
+
+
+def test_other_nodes_than_the_first_delete_nothing(
+    context: WorkerContext, read: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = kept(context, b"graphs")
+    data.write_bytes(b"graphz")
+    monkeypatch.setattr(context, "process", replace(context.process, node=1))
+    assert attempted(context, monkeypatch, b"other graphs") == names(b"graphs")
 
 
 def test_graphs_above_the_limit_are_not_kept(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import stat
 import threading
 from pathlib import Path
@@ -16,8 +15,9 @@ import torch
 from sm_llm.errors import StorageError
 from sm_llm.owned import own_user
 from sm_llm.runs.events.events import GraphsCompiled
-from sm_llm.runs.run_paths import graphs_key
+from sm_llm.runs.run_paths import graphs_prefix
 from sm_llm.spec.tasks import settings
+from sm_llm.storage.base import MissingObjectError
 from sm_llm.storage.uri import is_s3
 from sm_llm.terminal import counted
 from sm_llm.worker.runtime.compiler_cache import FOLDER_ENVIRONMENT, open_folder, remove_unfinished
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MOST_BYTES = 256 << 20
 """Of one process's graphs; those of 32 layers of one kind take a few megabytes."""
 _COUNTERS = (("inductor", "fxgraph_cache"), ("aot_autograd", "autograd_cache"))
-_FIELDS = frozenset({"sha256", "bytes"})
+_WHOLE = ".whole"
 
 
 def open_graphs(
@@ -86,50 +86,56 @@ class CompiledGraphs:
     """Graphs of one process. They name its device, so each local rank has its own; all nodes take those of the first.
 
     torch keeps them as pickles, which run code when they are read. They are taken from this run's own storage alone: in
-    a folder from files of this user, in S3 only where the specification asks for it. Size and hash, noted beside them,
-    show that they are whole, not who wrote them.
+    a folder from files of this user, in S3 only where the specification asks for it. The hash in their name shows that
+    they are whole, not who wrote them.
     """
 
     def __init__(self, context: WorkerContext, digest: str) -> None:
         self._context = context
-        self._note_key = graphs_key(digest, context.process.local_rank)
+        self._prefix = graphs_prefix(digest, context.process.local_rank)
         self._file = context.scratch / f"graphs-{context.process.local_rank}.bin"
         self._before = [torch._dynamo.utils.counters[kind].copy() for kind, _ in _COUNTERS]
+        self._unused: list[str] = []
         self._is_restored = self._is_reported = self._is_saved = False
         self._thread: threading.Thread | None = None
 
     def restore(self) -> None:
         """Bring what an earlier attempt has compiled. Graphs that do not come, or are refused, cost only time."""
         try:
-            if (body := self._read()) is not None:
-                self._is_restored = torch.compiler.load_cache_artifacts(body) is not None
-        except (StorageError, OSError, RuntimeError, ValueError) as error:
+            keys = [it.key for it in self._context.store.list(self._prefix)]
+            whole = [it.removesuffix(_WHOLE) for it in keys if it.endswith(_WHOLE)]
+            # All nodes take the first that can be read; whatever else is there is replaced by ``save``.
+            used = next((it for it in whole if self._is_loaded(it)), None)
+            self._is_restored = used is not None
+            self._unused = [it for it in keys if used is None or it not in _keys(used)]
+        except (StorageError, OSError) as error:
             self._context.notice(f"compiled graphs of earlier attempts were not read: {error}", "warning")
         finally:
             self._file.unlink(missing_ok=True)
 
-    def _read(self) -> bytes | None:
-        store = self._context.store
-        note = store.get(self._note_key)
-        if note is None:
-            return None
-        noted = json.loads(note)
-        if not isinstance(noted, dict) or noted.keys() != _FIELDS:
-            raise ValueError(f"{self._note_key} is not a note of graphs")
-        digest = str(noted["sha256"])
-        if not re.fullmatch("[0-9a-f]{64}", digest):
-            raise ValueError(f"{self._note_key} holds no SHA-256")  # it becomes part of a key
-        key = _data_key(self._note_key, digest)
+    def _is_loaded(self, name: str) -> bool:
+        try:
+            if torch.compiler.load_cache_artifacts(self._read(name)) is not None:
+                return True
+            raise ValueError(f"torch {torch.__version__} does not read {name}")
+        except (MissingObjectError, RuntimeError, ValueError) as error:
+            self._context.notice(
+                f"compiled graphs of earlier attempts were not read, and are replaced: {error}", "warning"
+            )
+            return False
+
+    def _read(self, name: str) -> bytes:
+        store, (data, _) = self._context.store, _keys(name)
         if not is_s3(store.uri):
-            _assert_own(Path(store.uri) / key)
-        found = store.head(key)
-        if found is None or found.size != noted["bytes"] or found.size > MOST_BYTES:
-            raise ValueError(f"{key} is not there, or has another size than was noted")
+            _assert_own(Path(store.uri) / data)
+        found = store.head(data)
+        if found is not None and found.size > MOST_BYTES:
+            raise ValueError(f"{data} is larger than any that is kept")
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        store.get_file(key, self._file)
+        store.get_file(data, self._file)
         body = self._file.read_bytes()
-        if hashlib.sha256(body).hexdigest() != digest:
-            raise ValueError(f"{key} has another hash than was noted")
+        if hashlib.sha256(body).hexdigest() != name.removeprefix(self._prefix):
+            raise ValueError(f"{data} has another SHA-256 than its name")
         return body
 
     def report(self, gather: Gather) -> None:
@@ -156,39 +162,48 @@ class CompiledGraphs:
         return [0, 0, 0]
 
     def save(self) -> None:
-        """Keep what is new, in the background; called once more, wait for it."""
+        """Keep what is new, and delete what nobody reads any more, in the background; called once more, wait for it."""
         if self._thread is not None:
             self._thread.join()
-        if self._is_restored or self._is_saved or self._context.process.node != 0:
+        if self._is_saved or self._context.process.node != 0:
             return
         self._is_saved = True
-        kept = torch.compiler.save_cache_artifacts()
-        if kept is None:
+        kept = None if self._is_restored else torch.compiler.save_cache_artifacts()
+        body = None if kept is None else kept[0]
+        if body is None and not self._unused:
             return
         # Not waited for where a process ends early: the next attempt compiles once more.
-        self._thread = threading.Thread(target=self._keep, args=(kept[0],), name="compiled-graphs", daemon=True)
+        self._thread = threading.Thread(target=self._keep, args=(body,), name="compiled-graphs", daemon=True)
         self._thread.start()
 
-    def _keep(self, body: bytes) -> None:
-        if len(body) > MOST_BYTES:
-            self._context.notice(f"compiled graphs were not kept: they take {len(body) >> 20} MiB", "warning")
-            return
-        digest = hashlib.sha256(body).hexdigest()
+    def _keep(self, body: bytes | None) -> None:
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._file.write_bytes(body)
-            self._context.store.put_file(self._file, _data_key(self._note_key, digest))
-            note = json.dumps({"sha256": digest, "bytes": len(body)})
-            # Last, so that whatever is noted is whole.
-            self._context.store.put_if_absent(self._note_key, note.encode())
+            # First, since a damaged file may have the very name of what replaces it.
+            self._context.store.delete(self._unused)
+            if body is not None:
+                self._put(body)
         except (StorageError, OSError) as error:
             self._context.notice(f"compiled graphs were not kept: {error}", "warning")
         finally:
             self._file.unlink(missing_ok=True)
 
+    def _put(self, body: bytes) -> None:
+        if len(body) > MOST_BYTES:
+            self._context.notice(f"compiled graphs were not kept: they take {len(body) >> 20} MiB", "warning")
+            return
+        data, whole = _keys(self._prefix + hashlib.sha256(body).hexdigest())
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.write_bytes(body)
+        # Another attempt may have kept the same.
+        if self._context.store.head(data) is None:
+            self._context.store.put_file(self._file, data)
+        # Last, so that nobody reads a file that is still being written.
+        self._context.store.put_if_absent(whole, b"")
 
-def _data_key(note_key: str, digest: str) -> str:
-    return f"{note_key.removesuffix('.json')}-{digest[:16]}.bin"
+
+def _keys(name: str) -> tuple[str, str]:
+    """The keys of graphs, and of the mark that they are whole."""
+    return f"{name}.bin", f"{name}{_WHOLE}"
 
 
 def _assert_own(path: Path) -> None:
