@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
+import socket
+import subprocess
+import sys
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from nodes import Nodes, holding
-from worker_jobs import exact_steps, losses
+from worker_jobs import exact_steps, losses, search_path
 
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.runs.run_states import RunState
 from sm_llm.runs.stopped import StopRecord
 from sm_llm.storage.publication.publish import find_newest, list_checkpoints
 from sm_llm.storage.uri import open_store
+from sm_llm.worker.runtime.compiler_cache import FOLDER_ENVIRONMENT
 from sm_llm.worker.runtime.stop import StopRequests
+from sm_llm.worker.transfer import agent_process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,6 +114,120 @@ def test_a_signal_before_the_first_step_ends_the_job_without_a_failure(tmp_path:
         stops = job.stops()
     assert all(record is not None and record.step is None for record in stops), job.log()
     assert not job.container(0).failure.exists()
+
+
+# A compiler that leaves a mark when it begins with a kernel, which takes it seconds.
+COMPILER = """#!/bin/sh
+case "$*" in *.main.cpp*) : > {mark};; esac
+exec g++ "$@"
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_stop_while_layers_are_compiled_is_a_stop_with_a_checkpoint(tmp_path: Path, processes: int) -> None:
+    """torchrun signals the process groups of its workers, and so the compilers that they have started."""
+    mark, compiler = tmp_path / "compiles", tmp_path / "g++-marking"
+    compiler.write_text(COMPILER.format(mark=mark))
+    compiler.chmod(0o700)
+    environ = {"CXX": str(compiler), FOLDER_ENVIRONMENT: str(tmp_path / "cache")}
+    environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # else a program is compiled for each instruction set, to try it
+    task: dict[str, Any] = {"precision": {"compile": True}, "global_batch_size": 4, "validation": {"every_steps": 1000}}
+    with Nodes(tmp_path / "run", nodes=1, processes=processes, environ=environ, **task) as job:
+        job.until(mark.exists)
+        job.torchruns[0].send_signal(signal.SIGTERM)
+        job.ended()
+        record = job.stops()[0]
+    assert record is not None, job.log()
+    assert record.checkpoint == record.step in (1, 2), job.log()
+    assert not job.container(0).failure.exists(), "a stop is no failure"
+
+
+# A loop that waits for a compiler, which signals the group of both and ends once the signal was noted.
+SHIELDED = """
+import json, subprocess, threading, time
+from sm_llm.worker.runtime.compiler_cache import FOLDER_ENVIRONMENT
+from sm_llm.worker.runtime.stop import StopRequests
+
+def answer():
+    while requests.signalled_at is None:
+        time.sleep(0.01)
+    child.stdin.close()
+
+requests = StopRequests(2)
+requests.install(print)
+with requests.deferred(), requests.shielded():
+    child = subprocess.Popen(["sh", "-c", "kill -{number} 0; read line; exit 7"], stdin=subprocess.PIPE)
+    threading.Thread(target=answer).start()
+    code = child.wait()
+after = subprocess.run(["sh", "-c", "kill -{number} $$"]).returncode
+print(json.dumps([code, requests.reason, -after]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_to_the_process_group_is_noted_at_once_and_spares_what_the_loop_has_started(
+    number: signal.Signals,
+) -> None:
+    program = SHIELDED.replace("{number}", number.name.removeprefix("SIG"))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": search_path()},
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        timeout=200,
+        check=True,
+    )
+    assert json.loads(done.stdout) == [7, f"{number.name} to rank 2", number]
+
+
+# The processes in which torch compiles Triton's kernels, started and signalled in the loop.
+POOL = """
+import operator, os, signal, time
+from torch._inductor.compile_worker.subproc_pool import SubprocPool
+from sm_llm.worker.runtime.stop import StopRequests
+
+requests = StopRequests()
+requests.install(print)
+with requests.deferred(), requests.shielded():
+    pool = SubprocPool(2)
+    assert pool.submit(operator.add, 1, 2).result() == 3, "it has started its processes"
+    work = pool.submit(time.sleep, 1)
+    os.killpg(0, signal.SIGTERM)
+    work.result()
+    print(pool.submit(operator.add, 1, 3).result(), requests.reason)
+    pool.shutdown()
+"""
+
+
+@pytest.mark.integration
+def test_a_signal_to_the_process_group_spares_the_processes_in_which_torch_compiles() -> None:
+    argv, environ = [sys.executable, "-c", POOL], {**os.environ, "PYTHONPATH": search_path()}
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, start_new_session=True, timeout=250)
+    assert (done.returncode, done.stdout) == (0, "4 SIGTERM to rank 0\n"), done.stderr
+
+
+def test_signals_are_not_blocked_in_a_process_that_does_not_handle_them() -> None:
+    with StopRequests().shielded():
+        assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_a_transfer_agent_that_a_shielded_loop_starts_gets_the_signal() -> None:
+    """It has a time of its own after the signal, and then ends by itself."""
+    ours, theirs = socket.socketpair()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+    try:
+        argv = [sys.executable, "-m", agent_process.__name__, str(theirs.fileno()), "0.01", "5"]
+        agent = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": search_path()}, pass_fds=[theirs.fileno()])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    theirs.close()
+    with Connection(ours.detach()) as connection:
+        connection.send((len, (), {}))
+        assert connection.recv()[0] == "failed", "an answer: it has set itself up"
+        agent.terminate()
+        assert agent.wait(60) == agent_process.ENDED
 
 
 class Clock:

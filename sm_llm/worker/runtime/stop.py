@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ class StopRequests:
         self.reason: str | None = None
         # When the first signal came, by ``clock``; a stop file sets no limit of time.
         self.signalled_at: float | None = None
+        self._installed = False
         self._rank = rank
         self._clock = clock
         self._deferred = False
@@ -45,10 +47,14 @@ class StopRequests:
     def install(self, end_now: Callable[[str], None]) -> None:
         """Take over the signals, in the main thread. ``end_now(reason)`` ends the process outside ``deferred``."""
         self._end_now = end_now
+        self._installed = True
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._warn_of(number)
+
+    def _warn_of(self, number: int) -> None:
         self.warn(f"{signal.Signals(number).name} to rank {self._rank}")
 
     def warn(self, reason: str) -> None:
@@ -77,6 +83,39 @@ class StopRequests:
             yield
         finally:
             self._deferred = False
+
+    @contextmanager
+    def shielded(self) -> Iterator[None]:
+        """Inside, processes that this thread starts, or a thread that it starts, do not get the signals.
+
+        torchrun sends them to a worker's whole process group, Slurm to all processes of a step. A compiler that ends
+        by one fails the step that was to be finished. Inside ``deferred``, in the main thread.
+        """
+        if not self._installed:
+            yield
+            return
+        reader, writer = os.pipe()
+        # Started before the signals are blocked: the kernel needs a thread to give them to.
+        thread = threading.Thread(target=self._note_signals, args=(reader,), name="signals", daemon=True)
+        thread.start()
+        os.set_blocking(writer, False)
+        earlier = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        # Blocked in this thread alone. Its children inherit that, while a handler would not survive their exec.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            signal.set_wakeup_fd(earlier)
+            os.close(writer)
+            thread.join()
+
+    def _note_signals(self, reader: int) -> None:
+        """Note a signal when it comes: a blocked main thread runs its handler only when what it waits for has ended."""
+        with os.fdopen(reader, "rb", buffering=0) as signals:
+            while byte := signals.read(1):
+                if byte[0] in SIGNALS:
+                    self._warn_of(byte[0])
 
     def check_file(self, stop_file: Path) -> None:
         """Take ``stop_file`` for a request if it exists; checks once a second at most."""

@@ -57,6 +57,8 @@ def main(descriptor: int, working: float, aborting: float) -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.setitimer(signal.ITIMER_REAL, working))
     for number in (signal.SIGINT, signal.SIGUSR1):  # the owner decides what these mean
         signal.signal(number, signal.SIG_IGN)
+    # The owner blocks it for what it starts while it trains (``StopRequests.shielded``).
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     connection = Connection(descriptor)
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, requests), daemon=True).start()
