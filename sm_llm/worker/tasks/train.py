@@ -129,9 +129,8 @@ class Trainer:
             self.forget_copies()
             return
         done = self.begin().step
-        requests = self.context.requests
         # Shielded: a step cannot be finished without the compilers that it has started.
-        with requests.deferred(), requests.shielded(), ExitStack() as stack:
+        with self.context.requests.deferred(), self.context.requests.shielded(), ExitStack() as stack:
             stack.callback(lambda: self.batches.close())  # whichever are open by then
             stack.push(lambda kind, *_: self.profiler.close(wait=kind is None))
             # Entered last, so left first: its background threads still write events and read no data.
@@ -144,13 +143,13 @@ class Trainer:
                 except RollBack:
                     # Raised by all processes after the same step, since all have read the same flags.
                     done = self.go_back()
-            asked = requests.reason
+            asked = self.context.requests.reason
             with self.context.marker.during("publication"):
                 folder = self.export()
         # Noted while the last save was on its way. One that came before the last step was done is not heeded: the
         # result is worth more.
         if asked is None:
-            requests.heed()
+            self.context.requests.heed()
         with self.context.marker.during("publication"):
             self.save_graphs()
             self.publish(folder)
