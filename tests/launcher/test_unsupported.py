@@ -158,3 +158,32 @@ def test_a_step_of_a_local_workflow_passes_the_same_gate(monkeypatch: pytest.Mon
     outcome = workflow._run_step(nothing, "run.one", flow, "one", {}, nothing, nothing, tmp_path)
     assert outcome.state.value == "failed"
     assert "a local run cannot start: torch is not installed" in str(outcome.reason)
+
+
+CLUSTERS: dict[str, dict[str, Any]] = {
+    "sagemaker": CLOUD,
+    "slurm": {
+        "backend": {"name": "slurm", "shared_folder": "/fsx/x", "virtual_environment": "/fsx/venv"},
+        "storage": "/fsx/runs",
+    },
+    "kubeflow": {"backend": {"name": "kubeflow", "image": "image"}, "storage": "s3://sm-llm-tests/runs"},
+}
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize(
+    ("strategy", "instance_type", "code"),
+    [
+        ("fsdp", "ml.trn1.32xlarge", "strategy-not-for-trainium"),
+        ("nxd", "ml.p5.48xlarge", "nxd-needs-trainium"),
+        ("smp", "ml.g5.48xlarge", "smp-instance-unsupported"),
+    ],
+)
+def test_every_cluster_refuses_an_engine_that_does_not_run_on_its_machines(
+    cluster: str, strategy: str, instance_type: str, code: str
+) -> None:
+    compute = {"instance_type": instance_type}
+    task = {**NXD["task"], "parallelism": {"strategy": strategy}, "global_batch_size": 64}  # type: ignore[dict-item]
+    with pytest.raises(PlanError) as error:
+        plan({"name": "engine", "task": task, "compute": compute, **CLUSTERS[cluster]})
+    assert code in [it.code for it in error.value.issues]

@@ -18,9 +18,17 @@ from sm_llm.launcher.planning.local_paths import (
 from sm_llm.launcher.planning.model_facts import pretrained_issues
 from sm_llm.launcher.planning.plan import RANDOM
 from sm_llm.launcher.planning.unread_settings import OF_SCHEDULES, check_unread_settings, has_validation
-from sm_llm.spec.job_machines import cards, computes_on_cpu, machine_types, smallest_card
+from sm_llm.spec.job_machines import cards, computes_on_cpu, groups, machine_types, machines, smallest_card
 from sm_llm.spec.references import outputs, sources
-from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, ScriptTask, TrainTask, settled_compute, training_of
+from sm_llm.spec.tasks import (
+    TASK_KINDS,
+    PrepareTask,
+    ScriptTask,
+    TrainTask,
+    parallelism_of,
+    settled_compute,
+    training_of,
+)
 from sm_llm.spec.training import StreamData, SyntheticData
 from sm_llm.spec.validation.runner import blocked_by
 from sm_llm.terminal import counted
@@ -310,6 +318,14 @@ def check_separate_validation(draft: Draft) -> Iterator[Issue]:
         yield warning("validation-on-training-rows", path, message, value, remedy)
 
 
+def check_engine_on_machines(draft: Draft) -> Iterator[Issue]:
+    """Instance types that the engine does not run on, whichever backend starts the job."""
+    parallelism = parallelism_of(draft.job.task)
+    path = "backend.instance_groups" if groups(draft.job) else "compute.instance_type"
+    for row in machines(draft.job) if parallelism is not None else ():
+        yield from parallelism.instance_issues(row, path)
+
+
 def check_compute_format(draft: Draft) -> Iterator[Issue]:
     """Number formats that the job's GPUs, where they are known, lack; and one that a CPU can only imitate."""
     task, path = draft.training, "task.precision.compute"
@@ -384,6 +400,7 @@ DATA_CHECKERS: tuple[Checker[Draft], ...] = (
     check_separate_validation,
     check_optimiser,
     check_unread_settings,
+    check_engine_on_machines,
     check_compute_format,
     check_fp8_products,
     check_named_gpu,

@@ -354,7 +354,7 @@ def test_DL25_SL29_a_number_of_nodes_beside_accelerators() -> None:
 
 def test_DL27_instance_types_that_no_table_knows_pass_with_the_facts_that_the_user_gives() -> None:
     """aws/sagemaker-hyperpod-cli#42: an allow-list refused new types."""
-    for known in ("ml.trn2.48xlarge", "ml.p5en.48xlarge"):
+    for known in ("ml.p4d.24xlarge", "ml.p5en.48xlarge"):
         assert limits(render({**tiny(), "compute": compute(known)}))
     unknown = {**tiny(accelerators_per_pod=8, efa_per_pod=8), "compute": compute("ml.p9.48xlarge", processes=8)}
     assert limits(render(unknown)) == {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "8"}

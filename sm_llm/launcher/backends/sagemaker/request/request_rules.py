@@ -303,9 +303,6 @@ def _strategy_issues(job: JobSpec, options: SageMakerOptions) -> Iterator[Issue]
     parallelism = parallelism_of(job.task)
     if parallelism is None:
         return
-    path = "backend.instance_groups" if groups(job) else "compute.instance_type"
-    for row in machines(job):
-        yield from parallelism.instance_issues(row, path)
     image, marker = options.image_uri, parallelism.image_marker
     # A built image has a name of the user's own, from which nothing follows.
     if image is not None and options.image == "stock" and marker is not None and marker not in image:
