@@ -208,6 +208,29 @@ def test_a_signal_to_the_process_group_spares_the_processes_in_which_torch_compi
     assert (done.returncode, done.stdout) == (0, "4 SIGTERM to rank 0\n"), done.stderr
 
 
+# A process that the loop has forked, with all open files, and which outlives it.
+FORKED = """
+import os, time
+from sm_llm.worker.runtime.stop import StopRequests
+
+requests = StopRequests()
+requests.install(print)
+with requests.deferred(), requests.shielded():
+    child = os.fork()
+    if child == 0:
+        time.sleep(100)
+        os._exit(0)
+print("left")
+os.kill(child, 9)
+"""
+
+
+def test_the_loop_ends_beside_a_process_that_it_has_forked() -> None:
+    argv, environ = [sys.executable, "-c", FORKED], {**os.environ, "PYTHONPATH": search_path()}
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "left\n"), done.stderr
+
+
 def test_signals_are_not_blocked_in_a_process_that_does_not_handle_them() -> None:
     with StopRequests().shielded():
         assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())

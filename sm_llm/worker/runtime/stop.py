@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 """A platform's end, a scheduler's early warning, a person's Ctrl-C below a bare torchrun."""
 _POLL_SECONDS = 1.0
+_NO_SIGNAL = b"\0"
+"""Ends the reading of signals, which have numbers from 1."""
 
 
 class Stopping(BaseException):
@@ -107,13 +109,15 @@ class StopRequests:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             signal.set_wakeup_fd(earlier)
-            os.close(writer)
+            # Not by closing the pipe: a process that was forked meanwhile may hold it open.
+            os.write(writer, _NO_SIGNAL)
             thread.join()
+            os.close(writer)
 
     def _note_signals(self, reader: int) -> None:
         """Note a signal when it comes: a blocked main thread runs its handler only when what it waits for has ended."""
         with os.fdopen(reader, "rb", buffering=0) as signals:
-            while byte := signals.read(1):
+            while (byte := signals.read(1)) != _NO_SIGNAL:
                 if byte[0] in SIGNALS:
                     self._warn_of(byte[0])
 
