@@ -39,6 +39,7 @@ from sm_llm.worker.process_info import ProcessInfo
 from sm_llm.worker.publishing import publisher
 from sm_llm.worker.runtime.collectives import ControlGroup
 from sm_llm.worker.transfer import agent_process
+from sm_llm.worker.transfer.local_copies import LocalCopies
 from tests.fixtures.fault_proxy import FaultProxy, Rule, running_proxy
 
 DATA = "(PUT|POST) .*/data/"
@@ -200,19 +201,40 @@ def overlapping(root: Root) -> None:
         facts[name] = {"blocked": bench.blocked, "notices": [it["message"] for it in bench.events("notice")]}
         bench.note(left=bench.folders())
     staging.available_memory = memory
-    bench = Bench(root, "overlapping", keep_last=9)
+    for name in ("disk", "process"):
+        facts[f"error_{name}"] = _failed(root, disk, f"overlapping-{name}", 7 if name == "disk" else 17)
+    save_writer.ShardWriter.write_data = written  # type: ignore[method-assign]
+    bench = Bench(root, "overlapping")
+    bench.save(1)
+    bench.close()
+    bench.note(**facts)
+
+
+def _failed(root: Root, disk: threading.Event, name: str, step: int) -> str:
+    """Two saves, the first of which fails on all processes, or in one of them alone."""
+    bench = Bench(root, name, keep_last=9)
+    make_room = LocalCopies.make_room
+
+    def fail_once(copies: LocalCopies) -> None:
+        LocalCopies.make_room = make_room  # type: ignore[method-assign]
+        disk.wait(60)
+        raise OSError(errno.EIO, "one process cannot write")
+
+    if step == 17 and bench.process.is_leader:
+        LocalCopies.make_room = fail_once  # type: ignore[method-assign]
     disk.clear()
-    for step in (7, 8):
-        bench.save(step)
+    error = ""
+    for number in (step, step + 1):
+        bench.save(number)
     disk.set()
     try:
         bench.checkpointer.finish()
-    except CheckpointError as error:
-        facts["error"] = str(error)
+    except CheckpointError as raised:
+        error = str(raised)
         bench.checkpointer.__exit__(CheckpointError)
     bench.context.close()
-    save_writer.ShardWriter.write_data = written  # type: ignore[method-assign]
-    bench.note(**facts)
+    bench.note()
+    return error
 
 
 def outage(root: Root) -> None:

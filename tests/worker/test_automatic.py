@@ -70,6 +70,7 @@ def test_a_later_attempt_keeps_it_whatever_would_be_chosen_by_then(
     monkeypatch.setattr(automatic, "choose", Mock(side_effect=AssertionError("chosen again")))
     again, found = decide(tmp_path / "run", attempt=2)
     assert again == first
+    assert again.precision.compile is True
     assert [it["is_kept"] for it in found] == [False, True]
     # On another GPU it is another choice, and that one is kept for it.
     monkeypatch.undo()
@@ -155,6 +156,16 @@ def test_the_length_in_rows_decides_whether_layers_are_compiled(
     assert short.precision.compile is False
     long, _ = decide(tmp_path / "long", **rows, max_epochs=10_000)
     assert long.precision.compile is True
+
+
+def test_layers_are_not_compiled_where_a_later_attempt_finds_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert decide(tmp_path / "run")[0].precision.compile is True
+    monkeypatch.setattr(automatic, "_no_compiler", lambda: "there is no C compiler, which Triton needs")
+    found, seen = decide(tmp_path / "run", attempt=2)
+    assert found.precision.compile is False
+    assert "no C compiler" in seen[-1]["reason"]
 
 
 def test_a_budget_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

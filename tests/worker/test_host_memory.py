@@ -29,7 +29,7 @@ def test_it_is_what_another_program_counts() -> None:
 
 
 def test_the_machine_without_limits(tmp_path: Path) -> None:
-    write(tmp_path, proc__meminfo=MACHINE, proc__self__cgroup="0::/job\n")
+    write(tmp_path, proc__meminfo=MACHINE, proc__self__cgroup="odd\n0::/job\n")
     write(tmp_path / "sys/fs/cgroup/job", **{"memory.max": "max\n", "memory.current": "5\n"})
     assert available_memory(tmp_path) == 800 * 1024
 

@@ -40,8 +40,8 @@ def available_memory(root: Path = Path("/")) -> int:
 def _left(root: Path) -> Iterator[int]:
     """What each limit leaves, from the group of this process to the outermost one."""
     for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, group = line.split(":", 2)
-        if (files := _VERSIONS.get(controllers)) is None:
+        controllers, _, group = line.partition(":")[2].partition(":")
+        if not group or (files := _VERSIONS.get(controllers)) is None:
             continue
         top = root / files.top
         own = top / group.lstrip("/")

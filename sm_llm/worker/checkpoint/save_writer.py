@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.state_dict_saver import save as write_distributed
 from torch.futures import Future as TorchFuture
 
-from sm_llm.errors import CheckpointError, StorageError
+from sm_llm.errors import CheckpointError
 from sm_llm.storage.publication import publish as publication
 from sm_llm.worker.checkpoint.checkpoint_restore import files_read, layout, rank_file
 from sm_llm.worker.checkpoint.shard_reader import ShardReader
@@ -100,12 +100,13 @@ class SaveWriter:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         # How long the last save took to write.
         self.seconds: float | None = None
+        self._has_failed = False
         if context.process.is_node_leader:
             context.copies.adopt()
 
     def submit(self, job: SaveJob) -> Future[Sealed]:
         """Write ``job`` after the one before it. The future raises what goes wrong on the node."""
-        return self._thread.submit(self._named, job)
+        return self._thread.submit(self._write_in_turn, job)
 
     def write_now(self, save: Save, library: CheckpointLibrary) -> Written:
         """Let the strategy's library write ``save`` in this thread, the one that trains. A collective.
@@ -132,15 +133,20 @@ class SaveWriter:
         """End the thread."""
         self._thread.shutdown(wait=wait, cancel_futures=True)
 
-    def _named(self, job: SaveJob) -> Sealed:
+    def _write_in_turn(self, job: SaveJob) -> Sealed:
         """Background thread. A full disk is reported as what it is, whichever layer found it."""
+        # Other processes may still wait in a collective of the save that failed, and would take this one's for it.
+        if self._has_failed:
+            raise CheckpointError(f"the checkpoint of step {job.save.step} was not written: an earlier one failed")
         try:
             return self._write_and_offer(job)
         except CheckpointException as error:  # which is not an Exception
+            self._has_failed = True
             wrapped = CheckpointError(f"the checkpoint of step {job.save.step} was not written: {error}")
             wrapped.__cause__ = error
             raise named(wrapped, job.save) from error
         except Exception as error:
+            self._has_failed = True
             if (reported := named(error, job.save)) is not error:
                 raise reported from error
             raise
@@ -150,15 +156,11 @@ class SaveWriter:
         began = time.perf_counter()
         sealed, working = self._context.copies.sealed(job.save.save_id), self._working(job.save)
         process, content = self._context.process, job.content
-        if isinstance(content, StagedState):
-            if process.is_node_leader:
-                self._context.copies.make_room()
-            content.copied()
         try:
-            # What follows is a collective: a process that failed before it would leave the others waiting in it.
-            self._together(lambda: _write_private(working, process.rank, job.private))
+            # What follows are collectives: a process that failed before them would leave the others waiting.
+            self._together(lambda: self._begin(job, working))
             own = self._write_state(content.state, working) if isinstance(content, StagedState) else content.reads
-            reads = self._background.gather(own)
+            reads = self._gathered_reads(job.save, own)
             # All processes of the node have written by now. One of them flushes and renames the folder for all.
             self._together(lambda: publication.seal(working, sealed) if process.is_node_leader else None)
         finally:
@@ -170,6 +172,25 @@ class SaveWriter:
         offered = Sealed(job.save, sealed, meta, job.began, job.blocked_seconds)
         self._publisher.offer(offered, self._background)
         return offered
+
+    def _begin(self, job: SaveJob, working: Path) -> None:
+        """What each process does for itself: room on the disk, its copy of the state, its own file."""
+        process = self._context.process
+        if isinstance(job.content, StagedState):
+            if process.is_node_leader:
+                self._context.copies.make_room()
+            job.content.copied()
+        _write_private(working, process.rank, job.private)
+
+    def _gathered_reads(self, save: Save, own: list[str]) -> list[list[str]]:
+        """What every process reads of ``save``, by rank. A collective.
+
+        Raises ``CheckpointError`` where they do not write the same one: a commit would name parts of two.
+        """
+        found = self._background.gather((save.save_id, own))
+        if len({save_id for save_id, _ in found}) > 1:
+            raise CheckpointError(f"the checkpoint of step {save.step} was not written: the processes write several")
+        return [reads for _, reads in found]
 
     def _write_state(self, state: dict[str, Any], working: Path) -> list[str]:
         """Write ``state`` by DCP; returns the files that this process will read. A collective."""
@@ -189,11 +210,11 @@ class SaveWriter:
         error: Exception | None = None
         try:
             action()
-        except (OSError, StorageError) as caught:
+        except Exception as caught:
             error = caught
         # Also on processes that succeeded: a save of a part of the ranks is none.
         if problem := self._background.outcome(error):
-            raise CheckpointError(f"a checkpoint could not be written: {problem}")
+            raise CheckpointError(f"a checkpoint could not be written: {problem}") from error
 
 
 def _writers(process: ProcessInfo) -> int:

@@ -109,6 +109,7 @@ def _key(task: TrainTask, config: Mapping[str, Any], hardware: Hardware) -> str:
         "config": config,
         "precision": task.precision.model_dump(mode="json", exclude={"compiled_graphs"}),
         "parallelism": task.parallelism.model_dump(mode="json"),
+        "compiles": hardware.no_compiler is None,
         "batch": [task.micro_batch_size, task.global_batch_size, task.data.seq_length],
     }
     # A part of the name, since stores create files and never change them.
@@ -142,5 +143,5 @@ def _read(store: Store, task: TrainTask, key: str) -> Choice | None:
         return None
     try:
         return Choice.from_json(json.loads(body), open_settings(task))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StorageError(f"{store.uri}: {key} is not a choice of settings: {error}. Delete it") from error
