@@ -91,14 +91,15 @@ def test_the_memory_of_a_gpu_that_the_table_lacks_counts_and_is_warned_of() -> N
     [made] = plan(TRAINING, "compute.gpu=NVIDIA GeForce RTX 4090 24GB")
     [found] = [it for it in made.issues if it.code == "gpu-not-in-table"]
     assert found.message == (
-        "is not in the table of GPUs: the plan counts with the 24 GiB that it states; without a known peak rate a "
-        "training on it logs no MFU"
+        "is not in the table of GPUs: the plan counts with the 24 GiB that it states, and with bf16 and fp8, which it "
+        "may lack; without a known peak rate a training on it logs no MFU"
     )
     assert made.choice is not None
     assert "of GeForce RTX 4090 (24 GiB)" in made.choice.reason
     [made] = plan(TRAINING, "compute.gpu=H100 MIG 1g.10gb")
     assert [it.message for it in made.issues if it.code == "gpu-not-in-table"] == [
-        "is not in the table of GPUs: the plan counts with the 10 GiB that it states"
+        "is not in the table of GPUs: the plan counts with the 10 GiB that it states, and with bf16 and fp8, which it "
+        "may lack"
     ]
     [made] = plan(TRAINING, "compute.gpu=NVIDIA H100 80GB HBM3")
     assert not [it for it in made.issues if it.code == "gpu-not-in-table"]

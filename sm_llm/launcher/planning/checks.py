@@ -288,7 +288,8 @@ def check_gpu(draft: Draft) -> Iterator[Issue]:
     if named.sizes or named.card is None:
         return
     lacks = "" if peak_flops(named.card.name) else "; without a known peak rate a training on it logs no MFU"
-    message = f"is not in the table of GPUs: the plan counts with the {named.card.gib:g} GiB that it states{lacks}"
+    counted_with = f"the {named.card.gib:g} GiB that it states, and with bf16 and fp8, which it may lack"
+    message = f"is not in the table of GPUs: the plan counts with {counted_with}{lacks}"
     yield warning("gpu-not-in-table", "compute.gpu", message, given)
 
 
