@@ -322,8 +322,10 @@ def check_separate_validation(draft: Draft) -> Iterator[Issue]:
 def check_engine_on_machines(draft: Draft) -> Iterator[Issue]:
     """Instance types that the engine does not run on, whichever backend starts the job."""
     parallelism = parallelism_of(draft.job.task)
+    if parallelism is None:
+        return
     path = "backend.instance_groups" if groups(draft.job) else "compute.instance_type"
-    for row in machines(draft.job) if parallelism is not None else ():
+    for row in machines(draft.job):
         yield from parallelism.instance_issues(row, path)
 
 

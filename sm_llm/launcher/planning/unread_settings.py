@@ -310,7 +310,7 @@ def changed(holder: Any, path: list[str]) -> Any:
 
 def _is_open_budget(task: TrainTask) -> bool:
     """Whether a budget of activations leaves it open whether anything is compiled."""
-    return setting(task, CHECKPOINTING) == "budget" and setting(task, COMPILE) == AUTO
+    return (setting(task, CHECKPOINTING), setting(task, COMPILE)) == ("budget", AUTO)
 
 
 def has_validation(task: TrainTask) -> bool:
