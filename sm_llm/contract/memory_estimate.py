@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, warning
 from sm_llm.models.families.table import family
+from sm_llm.models.parallel import kv_heads
+from sm_llm.spec.machines.hardware import EFFICIENT, attention_kernel
 from sm_llm.spec.tasks import plainest, settled_compute
 
 if TYPE_CHECKING:
@@ -103,7 +105,7 @@ def memory_estimate(config: Config, task: TrainTask, derived: Derived, node_size
     arranged = task.parallelism.layout(derived.world_size, node_size)
     if terms.zero1 is not None:
         return _of_a_stage(config, task, terms, arranged, derived)
-    step = _Step.of(config, task, terms, arranged, derived)
+    step = _Step.of(config, task, terms, arranged, derived, _repeated_keys(config, task, card))
     if not terms.fuses_loss:
         return _together(step, tokens_of(derived, arranged))
     loss = _loss_bytes(config, step, tokens_of(derived, arranged), card)
@@ -195,7 +197,9 @@ class _Step:
     """See ``_apart``."""
 
     @classmethod
-    def of(cls, config: Config, task: TrainTask, terms: MemoryTerms, arranged: Layout, derived: Derived) -> _Step:
+    def of(
+        cls, config: Config, task: TrainTask, terms: MemoryTerms, arranged: Layout, derived: Derived, repeated: int
+    ) -> _Step:
         precision, parts = task.precision, _Parameters.of(config, arranged)
         compute = SIZES[precision.compute]
         master, shard = SIZES[precision.master], parts.all / arranged.shard
@@ -218,7 +222,7 @@ class _Step:
         # weight in fp8 is half as large.
         kept_gathered = 0.0 if terms.resharded is True else (parts.all - in_fp8 / 2) / (terms.resharded or 1)
         tokens = tokens_of(derived, arranged)
-        kept, whole = activation_bytes(config, terms, arranged, task.precision)
+        kept, whole = activation_bytes(config, terms, arranged, task.precision, repeated)
         again = _recomputed_layers(config, terms)
         transposed = in_fp8 * (1 - again / int(config["num_hidden_layers"])) if precision.compile is True else 0.0
         return cls(
@@ -357,10 +361,31 @@ def _loss_bytes(config: Config, step: _Step, tokens: int, card: Card) -> float:
     return tokens * row / max(1, chunks) + weight + 2 * tokens * step.compute * int(config["hidden_size"])
 
 
+def _repeated_keys(config: Config, task: TrainTask, card: Card) -> int:
+    """Elements of a token that a layer keeps more where grouped key heads are repeated for attention's kernel."""
+    if not task.parallelism.can.plans_memory or card.is_neuron:
+        return 0
+    kind, length = family(config), task.data.seq_length
+    kernel = attention_kernel(
+        card.name,
+        task.precision.compute,
+        kind.head_dim(config),
+        in_window=kind.attention_span(config, length) < length,
+        is_shared=task.parallelism.degrees.context > 1,
+        drops=bool(config.get("attention_dropout")),
+    )
+    if kernel != EFFICIENT:
+        return 0
+    return 2 * (int(config["num_attention_heads"]) - kv_heads(config)) * kind.head_dim(config)
+
+
 def activation_bytes(
-    config: Config, terms: MemoryTerms, arranged: Layout, precision: PrecisionSpec
+    config: Config, terms: MemoryTerms, arranged: Layout, precision: PrecisionSpec, repeated: int = 0
 ) -> tuple[float, float]:
-    """Per token of one process: what all layers keep for the backward pass, and one where nothing is computed again."""
+    """Per token of one process: what all layers keep for the backward pass, and one where nothing is computed again.
+
+    ``repeated``: elements of keys and values that a layer keeps beyond its own heads.
+    """
     compute = SIZES[precision.compute]
     widths, layers = family(config).layer_widths(config), int(config["num_hidden_layers"])
     around = arranged.tensor if terms.splits_sequence else 1
@@ -374,6 +399,7 @@ def activation_bytes(
     else:
         outside = (_FP32 * widths.in_fp32 + compute * widths.around) / around
         whole = outside + compute * (widths.inputs + widths.inside / arranged.tensor)
+    whole += compute * repeated / arranged.tensor
     if terms.recomputes == "none":
         return layers * whole, whole
     if terms.recomputes == "budget":

@@ -225,6 +225,23 @@ def test_only_what_is_gathered_in_fp8_counts_as_half() -> None:
     assert [mixtral.gathered(shards) for shards in (2, 3)] == [attention, 0]
 
 
+def test_key_heads_that_are_repeated_for_their_kernel_are_kept() -> None:
+    """32 heads of queries and 8 of keys, 64 channels each, in 16 layers; multi-head attention repeats nothing."""
+    config = model_config(preset="llama-3.2-1b", path=None, pretrained=None, overrides={})
+
+    def kept(**precision: Any) -> float:
+        formats = PrecisionSpec.model_validate({"compile": False, **precision})
+        size = 2 if precision["compute"] == "bf16" else 4
+        own = 4096 * activation_bytes(config, MemoryTerms(), Layout(), formats)[0]
+        return (estimate("llama-3.2-1b", 1, precision=formats.model_dump()).activations - own) / 4096 / size / 16
+
+    assert kept(compute="fp32") == 2 * (32 - 8) * 64
+    assert kept(compute="bf16") == 0, "cuDNN's takes groups"
+    whole = {"num_key_value_heads": 32}
+    both = [estimate("llama-3.2-1b", 1, config=it, precision={"compute": "fp32"}).activations for it in (whole, {})]
+    assert both[0] == both[1], "repeated heads are as many"
+
+
 def test_what_products_in_bf16_take_is_kept() -> None:
     """Compiled layers compute again what norms and activations give to products in fp8 alone."""
 
