@@ -363,10 +363,17 @@ def _loss_bytes(config: Config, step: _Step, tokens: int, card: Card) -> float:
 
 def _repeated_keys(config: Config, task: TrainTask, card: Card) -> int:
     """Elements of a token that a layer keeps more where grouped key heads are repeated for attention's kernel."""
-    if not task.parallelism.can.plans_memory or card.is_neuron:
+    if expected_attention(config, task, card) != EFFICIENT:
         return 0
+    return 2 * (int(config["num_attention_heads"]) - kv_heads(config)) * family(config).head_dim(config)
+
+
+def expected_attention(config: Config, task: TrainTask, card: Card) -> str | None:
+    """The kernel that should compute attention on ``card`` (``attention_kernel``); None with others' engines."""
+    if not task.parallelism.can.plans_memory or card.is_neuron:
+        return None
     kind, length = family(config), task.data.seq_length
-    kernel = attention_kernel(
+    return attention_kernel(
         card.name,
         task.precision.compute,
         kind.head_dim(config),
@@ -374,9 +381,6 @@ def _repeated_keys(config: Config, task: TrainTask, card: Card) -> int:
         is_shared=task.parallelism.degrees.context > 1,
         drops=bool(config.get("attention_dropout")),
     )
-    if kernel != EFFICIENT:
-        return 0
-    return 2 * (int(config["num_attention_heads"]) - kv_heads(config)) * kind.head_dim(config)
 
 
 def activation_bytes(

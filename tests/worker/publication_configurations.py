@@ -202,7 +202,7 @@ def overlapping(root: Root) -> None:
         bench.note(left=bench.folders())
     staging.available_memory = memory
     for name in ("disk", "process"):
-        facts[f"error_{name}"] = _failed(root, disk, f"overlapping-{name}", 7 if name == "disk" else 17)
+        facts[f"error_{name}"] = _failed(root, disk, f"overlapping-{name}", alone=name == "process")
     save_writer.ShardWriter.write_data = written  # type: ignore[method-assign]
     bench = Bench(root, "overlapping")
     bench.save(1)
@@ -210,8 +210,8 @@ def overlapping(root: Root) -> None:
     bench.note(**facts)
 
 
-def _failed(root: Root, disk: threading.Event, name: str, step: int) -> str:
-    """Two saves, the first of which fails on all processes, or in one of them alone."""
+def _failed(root: Root, disk: threading.Event, name: str, *, alone: bool) -> str:
+    """Two saves, the first of which fails on all processes (step 7), or in one of them ``alone``."""
     bench = Bench(root, name, keep_last=9)
     make_room = LocalCopies.make_room
 
@@ -220,12 +220,12 @@ def _failed(root: Root, disk: threading.Event, name: str, step: int) -> str:
         disk.wait(60)
         raise OSError(errno.EIO, "one process cannot write")
 
-    if step == 17 and bench.process.is_leader:
+    if alone and bench.process.is_leader:
         LocalCopies.make_room = fail_once  # type: ignore[method-assign]
     disk.clear()
     error = ""
-    for number in (step, step + 1):
-        bench.save(number)
+    for step in (8, 9) if alone else (7, 8):
+        bench.save(step)
     disk.set()
     try:
         bench.checkpointer.finish()

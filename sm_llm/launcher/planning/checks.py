@@ -276,7 +276,7 @@ def check_program(draft: Draft) -> Iterator[Issue]:
         yield from program_warnings(draft.job)
 
 
-def check_gpu(draft: Draft) -> Iterator[Issue]:
+def check_unlisted_gpu(draft: Draft) -> Iterator[Issue]:
     """A GPU that the table lacks: its memory is what its name states, and its peak rate is not known."""
     given = draft.job.compute.gpu
     if draft.training is None or given is None:
@@ -367,7 +367,7 @@ def check_fp8_products(draft: Draft) -> Iterator[Issue]:
         yield warning("fp8-in-part", path, products.left_out, "fp8")
 
 
-def check_named_gpu(draft: Draft) -> Iterator[Issue]:
+def check_absent_gpu(draft: Draft) -> Iterator[Issue]:
     """A GPU to plan for that this machine, where the job would start, has not."""
     named, job = draft.job.compute.gpu, draft.job
     if named is None or draft.training is None or machine_types(job) or not job.backend.runs_here:
@@ -406,10 +406,10 @@ DATA_CHECKERS: tuple[Checker[Draft], ...] = (
     check_engine_on_machines,
     check_compute_format,
     check_fp8_products,
-    check_named_gpu,
+    check_absent_gpu,
     check_processes,
     check_program,
-    check_gpu,
+    check_unlisted_gpu,
     check_memory,
     check_support,
 )

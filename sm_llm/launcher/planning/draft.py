@@ -6,14 +6,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from sm_llm.contract.memory_estimate import MemoryEstimate, memory_estimate
+from sm_llm.contract.memory_estimate import MemoryEstimate, expected_attention, memory_estimate
 from sm_llm.errors import DataError, Issue, PlanError, SpecError
 from sm_llm.launcher.planning.local_paths import is_reference, local_folder, referenced_step
 from sm_llm.launcher.planning.model_facts import ModelFacts, model_facts, planned_config, pretrained_source
-from sm_llm.models.families.table import family
 from sm_llm.spec.derive import Derived, derive_task
 from sm_llm.spec.job_machines import smallest_card
-from sm_llm.spec.machines.hardware import attention_kernel
 from sm_llm.spec.tasks import TrainTask, open_settings, with_settings
 
 if TYPE_CHECKING:
@@ -162,17 +160,9 @@ class Draft:
     def attention(self) -> str | None:
         """The kernel that should compute attention, where our own engine trains on GPUs that are known."""
         task, config, card = self.training, self.config.value, smallest_card(self.job)
-        if task is None or config is None or card is None or card.is_neuron or not task.parallelism.can.plans_memory:
+        if task is None or config is None or card is None:
             return None
-        kind, length = family(config), task.data.seq_length
-        return attention_kernel(
-            card.name,
-            task.precision.compute,
-            kind.head_dim(config),
-            in_window=kind.attention_span(config, length) < length,
-            is_shared=task.parallelism.degrees.context > 1,
-            drops=bool(config.get("attention_dropout")),
-        )
+        return expected_attention(config, task, card)
 
 
 def _known(compute: Callable[[], T]) -> Known[T]:
